@@ -1,0 +1,1 @@
+"""The science: pure functions from arrays and Arrow tables to Arrow tables. No database, no queue, no printing."""

@@ -1,0 +1,69 @@
+"""The few file-system operations that commit anything: temporary names, fsync, rename, remove.
+
+Everything that must survive a kill at any instant goes through here, so that there is one place to test.
+Called by staging, the object store and publication.
+"""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+
+def fsync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the entries of a directory durable; a no-op where directories cannot be opened."""
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def commit_file(tmp: Path, final: Path) -> None:
+    """fsync `tmp`, give it its final name (same directory) and make the name durable."""
+    fsync_file(tmp)
+    os.replace(tmp, final)
+    fsync_dir(final.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file so that it is there whole, or not at all."""
+    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    tmp.write_bytes(data)
+    commit_file(tmp, path)
+
+
+def commit_dir(tmp: Path, final: Path) -> None:
+    """fsync every file of `tmp` and give the directory its final name (same file system; `final` must not exist)."""
+    for p in sorted(tmp.rglob("*")):
+        if p.is_dir():
+            fsync_dir(p)
+        else:
+            fsync_file(p)
+    fsync_dir(tmp)
+    os.rename(tmp, final)
+    fsync_dir(final.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory or file if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

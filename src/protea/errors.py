@@ -1,0 +1,69 @@
+"""The errors of PROTEA: one base class with a code, a hint and an exit status.
+
+Every layer raises these; the command line prints them as one line and exits with `exit_code`
+(2 for what the user can put right, 1 for what is ours).
+"""
+
+
+class ProteaError(Exception):
+    """Something went wrong inside PROTEA or on the machine it runs on."""
+
+    code = "internal"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UserError(ProteaError):
+    """What was asked cannot be done as asked; the message says what to change."""
+
+    code = "user"
+    exit_code = 2
+
+
+class InputError(UserError):
+    """A file is not what it should be: the message names the file and the line, accession or key."""
+
+    code = "input"
+
+
+class ConfigError(UserError):
+    """A setting is unknown, ill-typed, missing or at odds with another one."""
+
+    code = "config"
+
+
+class NotFoundError(UserError):
+    """A name (of an ontology, annotation set, dataset, ...) is not in the catalogue, or a file does not exist."""
+
+    code = "not_found"
+
+
+class ConflictError(UserError):
+    """A name is taken by something else."""
+
+    code = "conflict"
+
+
+class BusyError(UserError):
+    """Another process holds what is needed."""
+
+    code = "busy"
+
+
+class DatabaseError(ProteaError):
+    """The catalogue's database cannot be started, reached or migrated."""
+
+    code = "database"
+
+
+class StorageError(ProteaError):
+    """A file of ours is missing, damaged or cannot be written."""
+
+    code = "storage"

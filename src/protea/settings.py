@@ -1,0 +1,53 @@
+"""Every `PROTEA_*` environment variable, and where PROTEA keeps its files.
+
+Called by the command line and the Python API; the core gets plain paths.
+"""
+
+from functools import cached_property
+from pathlib import Path
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _default_home() -> Path:
+    """The repository root when run from a checkout, else the platform's user data directory."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file() and (root / "src" / "protea").is_dir():
+        return root
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("protea"))
+
+
+class Settings(BaseSettings):
+    """Process-wide settings, read once from the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="PROTEA_", extra="ignore", frozen=True)
+
+    home: Path | None = None
+    """PROTEA_HOME: everything PROTEA writes lies under `<home>/storage/`."""
+
+    database_url: str | None = None
+    """PROTEA_DATABASE_URL: a PostgreSQL server; unset, an embedded server is started on demand."""
+
+    export_resume_dir: Path | None = None
+    """PROTEA_EXPORT_RESUME_DIR: where exports keep their staging directories (default `<home>/storage/export_resume/`)."""
+
+    threads: int = 0
+    """PROTEA_THREADS: threads of the neighbour search (0: one per core). It changes no byte."""
+
+    debug: bool = False
+    """PROTEA_DEBUG: tracebacks instead of one-line errors."""
+
+    @cached_property
+    def storage(self) -> Path:
+        """`<home>/storage`, absolute."""
+        return ((self.home or _default_home()) / "storage").expanduser().absolute()
+
+    @property
+    def resume_dir(self) -> Path:
+        return (self.export_resume_dir or self.storage / "export_resume").expanduser().absolute()
+
+    @property
+    def datasets_dir(self) -> Path:
+        return self.storage / "datasets"
