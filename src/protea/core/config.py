@@ -1,0 +1,196 @@
+"""The settings of an export (contract section 0): one strict model, read from TOML or keyword arguments.
+
+Called by the command line and the Python API; its resolved form goes into the manifest and the stage keys.
+"""
+
+import difflib
+import tomllib
+import types
+from collections.abc import Mapping
+from datetime import date, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ..errors import ConfigError, InputError, NotFoundError
+from . import evidence
+
+SAFE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}$"
+
+
+def _version(value: object) -> int | str:
+    """A release label: an integer or an ISO date (given as integer, string or date)."""
+    if isinstance(value, bool) or isinstance(value, datetime):
+        raise ValueError("a version is an integer or an ISO date")
+    if isinstance(value, int) and value >= 0:
+        return value
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str):
+        text = value.strip()
+        if text.isascii() and text.isdigit():
+            return int(text)
+        try:
+            if len(text) == 10:
+                return date.fromisoformat(text).isoformat()
+        except ValueError:
+            pass
+    raise ValueError("a version is an integer or an ISO date such as 2020-03-03")
+
+
+def _codes(value: object) -> object:
+    """A list of evidence codes, in the order of the contract, checked and without repeats."""
+    if isinstance(value, list | tuple):
+        unknown = [v for v in value if v not in evidence.CODES]
+        if unknown or not value:
+            raise ValueError(f"evidence codes are {' '.join(evidence.CODES)}; got {list(value)!r}")
+        return [c for c in evidence.CODES if c in value]
+    return value
+
+
+Version = Annotated[int | str, BeforeValidator(_version)]
+Codes = Annotated[list[str], BeforeValidator(_codes)]
+
+LATER = (
+    "compute_alignments compute_taxonomy compute_self_prior compute_association interpro_candidates taxonomy "
+    "term_vectors interpro external_scores information_accretion max_alignment_cells"
+).split()
+"""Settings of the contract whose families this version does not compute yet; switching one on is refused."""
+
+
+class ExportConfig(BaseModel):
+    """Every setting of `export_research_dataset`, with the contract's names and defaults."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: str = Field(pattern=SAFE_NAME)
+    embedding_config: str
+    annotation_source: str
+    train_versions: list[Version] = Field(min_length=2)
+    test_versions: list[Version] = Field(min_length=1)
+    ontology: str | None = None
+    proteins: str | None = None
+    k: int = Field(default=5, ge=1, le=10_000)
+    metric: Literal["cosine", "l2"] = "cosine"
+    search_backend: Literal["exact", "numpy", "faiss", "torch"] = "exact"
+    distance_threshold: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    donor_evidence: Literal["all", "experimental", "non_electronic"] | Codes = "all"
+    experimental_codes: Literal["experimental", "cafa"] | Codes = "experimental"
+    label_mode: Literal["propagated", "direct"] = "propagated"
+    keep_known: bool = False
+    exclude_binding_only: bool = True
+    exclude_identical_sequences: bool = False
+    expand_votes_to_ancestors: bool = False
+    use_embedding_pca: bool = False
+    compute_alignments: bool = False
+    compute_taxonomy: bool = False
+    compute_self_prior: bool = False
+    compute_association: bool = False
+    interpro_candidates: bool = False
+    taxonomy: str | None = None
+    term_vectors: str | None = None
+    interpro: str | None = None
+    external_scores: str | None = None
+    information_accretion: str | None = None
+    max_alignment_cells: int | None = Field(default=None, ge=1)
+
+    @field_validator("search_backend")
+    @classmethod
+    def _backend(cls, value: str) -> str:
+        if value in ("faiss", "torch"):
+            raise ValueError(f"{value} is not available in this version; use exact")
+        return "exact"
+
+    @model_validator(mode="after")
+    def _check(self) -> "ExportConfig":
+        versions = [*self.train_versions, *self.test_versions]
+        if len({type(v) for v in versions}) > 1:
+            raise ValueError(f"versions are all integers or all dates, not mixed: {versions}")
+        for which, part in (("train_versions", self.train_versions), ("test_versions", self.test_versions)):
+            if any(not a < b for a, b in zip(part, part[1:], strict=False)):  # type: ignore[operator]
+                raise ValueError(f"{which} must ascend without repeats: {part}")
+        if not self.train_versions[-1] < self.test_versions[0]:  # type: ignore[operator]
+            raise ValueError(
+                f"every test version must come after the last train version {self.train_versions[-1]}: "
+                f"{self.test_versions}"
+            )
+        for key in LATER:
+            if getattr(self, key) not in (None, False):
+                raise ValueError(f"{key}: this family is not available in this version; leave it out")
+        return self
+
+    @property
+    def experimental(self) -> frozenset[str]:
+        """The codes that count as experimental in this export."""
+        if isinstance(self.experimental_codes, list):
+            return frozenset(self.experimental_codes)
+        return evidence.CAFA if self.experimental_codes == "cafa" else evidence.EXPERIMENTAL
+
+    @property
+    def donor_codes(self) -> frozenset[str]:
+        """The codes whose rows a donor may give."""
+        if isinstance(self.donor_evidence, list):
+            return frozenset(self.donor_evidence)
+        if self.donor_evidence == "experimental":
+            return self.experimental
+        return frozenset(evidence.CODES) - (evidence.ELECTRONIC if self.donor_evidence == "non_electronic" else set())
+
+    @property
+    def versions(self) -> list[int | str]:
+        return [*self.train_versions, *self.test_versions]
+
+
+def parse(settings: Mapping[str, Any], where: str = "settings") -> ExportConfig:
+    """Check `settings`; a ConfigError names every key that is wrong, and the nearest right one."""
+    try:
+        return ExportConfig.model_validate(dict(settings))
+    except ValidationError as e:
+        raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(_problem(err) for err in e.errors()))) from None
+
+
+def _problem(err: Any) -> str:
+    key = ".".join(str(p) for p in err["loc"][:1])
+    if err["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, ExportConfig.model_fields, n=1, cutoff=0.0)
+        return f"unknown setting {key!r} (did you mean {near[0]!r}?)"
+    if err["type"] == "missing":
+        return f"{key} is required"
+    if err["type"] == "value_error":
+        message = err["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
+    if err["type"] == "string_pattern_mismatch":
+        return f"{key}: {err['input']!r} is not a name (1 to 100 letters, digits and . _ + -, not starting with a dot)"
+    if err["type"] in ("greater_than_equal", "less_than_equal", "finite_number", "too_short"):
+        return f"{key}: {err['msg']}, got {err['input']!r}"
+    return f"{key} must be {_expected(ExportConfig.model_fields[key].annotation)}, got {err['input']!r}"
+
+
+def _expected(annotation: Any) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, args))
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_expected(a) for a in args if a is not type(None)))
+    if origin is Annotated:
+        return _expected(args[0])
+    if origin is list:
+        return "a list"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}.get(annotation, str(annotation))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file, unchecked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NotFoundError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise ConfigError(f"{path}: not valid TOML: {e}") from None
+
+
+def load(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportConfig:
+    """Read a TOML file, let `overrides` take precedence, and check the result."""
+    return parse({**read_toml(path), **(overrides or {})}, str(path))
