@@ -4,6 +4,7 @@ Called by the command line and the Python API; its resolved form goes into the m
 """
 
 import difflib
+import itertools
 import tomllib
 import types
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ SAFE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}$"
 
 def _version(value: object) -> int | str:
     """A release label: an integer or an ISO date (given as integer, string or date)."""
-    if isinstance(value, bool) or isinstance(value, datetime):
+    if isinstance(value, bool | datetime):
         raise ValueError("a version is an integer or an ISO date")
     if isinstance(value, int) and value >= 0:
         return value
@@ -108,7 +109,7 @@ class ExportConfig(BaseModel):
         if len({type(v) for v in versions}) > 1:
             raise ValueError(f"versions are all integers or all dates, not mixed: {versions}")
         for which, part in (("train_versions", self.train_versions), ("test_versions", self.test_versions)):
-            if any(not a < b for a, b in zip(part, part[1:], strict=False)):  # type: ignore[operator]
+            if any(not a < b for a, b in itertools.pairwise(part)):  # type: ignore[operator]
                 raise ValueError(f"{which} must ascend without repeats: {part}")
         if not self.train_versions[-1] < self.test_versions[0]:  # type: ignore[operator]
             raise ValueError(
@@ -176,7 +177,9 @@ def _expected(annotation: Any) -> str:
         return _expected(args[0])
     if origin is list:
         return "a list"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}.get(annotation, str(annotation))
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}.get(
+        annotation, str(annotation)
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

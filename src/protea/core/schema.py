@@ -130,7 +130,8 @@ ROWS: pa.Schema = pa.schema([(c.name, c.type) for c in COLUMNS])
 """Schema of `train.parquet` and `eval.parquet`."""
 
 TRUTH: pa.Schema = pa.schema(
-    [(n, DICT) for n in ("snapshot_pair", "protein_accession", "aspect", "category", "go_term_id")] + [("reached", BOOL)]
+    [(n, DICT) for n in ("snapshot_pair", "protein_accession", "aspect", "category", "go_term_id")]
+    + [("reached", BOOL)]
 )
 KNOWN: pa.Schema = pa.schema([(n, DICT) for n in ("snapshot_pair", "protein_accession", "aspect", "go_term_id")])
 

@@ -1,0 +1,35 @@
+"""Small array tools shared by the core: CSR gathers, sorted-key lookups, block iteration.
+
+Called by the ground truth, donors, votes and features; calls numpy only.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+def csr_gather(ptr: I64, values: npt.NDArray, rows: npt.NDArray) -> tuple[I64, npt.NDArray]:
+    """The concatenated slices `values[ptr[r]:ptr[r+1]]` of `rows`, and for each value the position in `rows`."""
+    starts = ptr[rows]
+    sizes = ptr[rows + 1] - starts
+    owner = np.repeat(np.arange(len(rows), dtype=np.int64), sizes)
+    offsets = np.cumsum(sizes) - sizes
+    take = np.arange(len(owner), dtype=np.int64) - offsets[owner] + starts[owner]
+    return owner, values[take]
+
+
+def csr_pointers(sorted_rows: npt.NDArray, n: int) -> I64:
+    """int64[n+1] pointers of an ascending row index."""
+    return np.searchsorted(sorted_rows, np.arange(n + 1, dtype=sorted_rows.dtype)).astype(np.int64)
+
+
+def contains(sorted_keys: npt.NDArray, keys: npt.NDArray) -> Bool:
+    """For each of `keys`, whether it is in the ascending `sorted_keys`."""
+    if not len(sorted_keys):
+        return np.zeros(len(keys), dtype=bool)
+    at = np.searchsorted(sorted_keys, keys)
+    at[at == len(sorted_keys)] = 0
+    return sorted_keys[at] == keys

@@ -1,0 +1,362 @@
+"""One cut, end to end: two annotation sets and an embedding config in, labelled rows and counts out.
+
+`prepare` reads the two releases and finds members, donors and queries; `blocks` yields the rows of some queries. The serial
+runner, the plan and later the minijobs call these same functions. Calls the ground truth, donors, KNN, votes, features.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from . import evidence, features
+from .annotation_set import AnnotationSet, AnnotationSource, load
+from .arrays import I32, I64, contains, csr_pointers
+from .config import ExportConfig
+from .donors import donors, information_accretion, offered, term_frequency
+from .embeddings.store import VectorStore
+from .features import Block, CutArrays
+from .ground_truth import GroundTruth, ground_truth
+from .knn.exact import ExactSearch, Neighbours
+from .ontology import ASPECT_NAMES, Ontology, go_ids
+from .schema import CATEGORIES, NAMES
+from .votes import distance_std, tally
+
+QUERIES_PER_BLOCK = 2_000
+ROOM_PER_TALLY = 500_000
+"""Candidates, counted with their repeats, that one tally may hold: it bounds memory whatever k and the expansion are."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A snapshot pair. `kind` is `train` or `eval`."""
+
+    kind: str
+    old: AnnotationSource
+    new: AnnotationSource
+
+    @property
+    def pair(self) -> str:
+        return f"v{self.old.version}-v{self.new.version}"
+
+    @property
+    def label(self) -> str:
+        return f"train-{self.old.version}" if self.kind == "train" else f"eval-{self.new.version}"
+
+
+@dataclass(frozen=True)
+class CutInputs:
+    """What every cut of an export shares. `proteins`: the FASTA's table, ascending by accession."""
+
+    config: ExportConfig
+    onto: Ontology
+    store: VectorStore
+    proteins: pa.Table
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cut whose members, donors and queries are known. Protein codes index `accessions`, ascending by bytes.
+
+    queries int32[n]: members' proteins with a vector, ascending; query_members (first, last) of each in `truth`
+    """
+
+    cut: Cut
+    arrays: CutArrays
+    truth: GroundTruth
+    accessions: pa.Array
+    search: ExactSearch
+    queries: I32
+    labels: I64
+    dropped_old: dict[str, int]
+    dropped_new: dict[str, int]
+    groups_old: dict[str, int]
+    groups_new: dict[str, int]
+
+    @cached_property
+    def member_ptr(self) -> I64:
+        """int64[U+1]: the members of each protein."""
+        return csr_pointers(self.truth.protein, len(self.accessions))
+
+    @cached_property
+    def queried(self) -> npt.NDArray[np.bool_]:
+        """bool[m]: the member's protein has a vector."""
+        return self.arrays.vector_row[self.truth.protein] >= 0
+
+
+def prepare(
+    cut: Cut, inputs: CutInputs, old: AnnotationSet | None = None, new: AnnotationSet | None = None
+) -> Prepared:
+    """Read and resolve the two sets (unless given), and find members, donors and queries."""
+    config, onto, store = inputs.config, inputs.onto, inputs.store
+    old = old or load(cut.old, onto)
+    new = new or load(cut.new, onto)
+    accessions = pc.unique(pa.chunked_array([old.accessions, new.accessions, store.ids.cast(pa.string())]))
+    accessions = accessions.take(pc.sort_indices(accessions))
+    occurs_old = np.zeros(len(accessions), dtype=bool)
+    occurs_old[_codes(old.accessions, accessions)] = True
+    coded_old, coded_new = (replace(s, protein=_codes(s.accessions, accessions)[s.protein]) for s in (old, new))
+    vector_row = np.full(len(accessions), -1, dtype=np.int32)
+    vector_row[_codes(store.ids, accessions)] = np.arange(len(store), dtype=np.int32)
+
+    truth = ground_truth(
+        coded_old,
+        coded_new,
+        onto,
+        experimental=config.experimental,
+        occurs_old=occurs_old,
+        direct=config.label_mode == "direct",
+        exclude_binding_only=config.exclude_binding_only,
+    )
+    giving = donors(coded_old, onto, config.donor_codes, vector_row >= 0)
+    length, sequence = _sequences(inputs.proteins, accessions)
+    arrays = CutArrays(
+        config,
+        onto,
+        giving,
+        term_frequency(giving, onto, config.expand_votes_to_ancestors),
+        information_accretion(truth.known, onto),
+        length,
+        store,
+        vector_row,
+        truth.known,
+        {
+            "protein_accession": accessions,
+            "ref_protein_accession": accessions,
+            "go_term_id": pa.array(go_ids(onto.ids)),
+            "aspect": pa.array(ASPECT_NAMES),
+            "category": pa.array(CATEGORIES),
+            "qualifier": pa.array(old.qualifiers),
+            "evidence_code": pa.array(evidence.CODES),
+            "snapshot_pair": pa.array([cut.pair]),
+        },
+    )
+    who = np.flatnonzero(giving.aspects).astype(np.int32)  # ascending, and so are their rows of the store
+    group = None
+    if config.exclude_identical_sequences:
+        group = np.full(len(store), -1, dtype=np.int32)
+        group[vector_row[vector_row >= 0]] = sequence[vector_row >= 0]
+    search = ExactSearch(
+        store.matrix,
+        vector_row[who],
+        giving.aspects[who],
+        k=config.k,
+        metric=config.metric,
+        threshold=config.distance_threshold,
+        group=group,
+        threads=inputs.threads,
+    )
+    asked = np.unique(truth.protein)
+    return Prepared(
+        cut,
+        arrays,
+        truth,
+        accessions,
+        search,
+        asked[vector_row[asked] >= 0],
+        np.sort(truth.novel),
+        old.dropped,
+        new.dropped,
+        old.groups,
+        new.groups,
+    )
+
+
+def _codes(words: pa.Array, accessions: pa.Array) -> I32:
+    return pc.index_in(words.cast(pa.string()), value_set=accessions).to_numpy().astype(np.int32)
+
+
+def _sequences(proteins: pa.Table, accessions: pa.Array) -> tuple[I32, I32]:
+    """Length and sequence number of every protein of the universe; -1 for one without a sequence."""
+    where = pc.index_in(accessions, value_set=proteins["accession"].combine_chunks().cast(pa.string()))
+    row = pc.fill_null(where, -1).to_numpy().astype(np.int32)
+    number = pc.dictionary_encode(proteins["sequence"].combine_chunks()).indices.to_numpy()
+    length = proteins["length"].to_numpy()
+    if not len(length):
+        return row, row
+    return (
+        np.where(row >= 0, length[row], -1).astype(np.int32),
+        np.where(row >= 0, number[row], -1).astype(np.int32),
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Coded rows of one tally: `table` has int32 codes in its dictionary columns (see `CutArrays.words`).
+
+    member int64[n], index in the cut's members; category int8[n]; label bool[n]; key int64[n] (protein, term)
+    """
+
+    table: pa.RecordBatch
+    member: I64
+    category: npt.NDArray[np.int8]
+    label: npt.NDArray[np.bool_]
+    key: I64
+
+
+def neighbours(p: Prepared, queries: I32) -> Neighbours:
+    """The neighbours of some queries of the cut."""
+    return p.search.search(p.arrays.vector_row[queries])
+
+
+def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
+    """The labelled rows of `queries` (ascending), in published order within each category."""
+    arrays, truth, onto, config = p.arrays, p.truth, p.arrays.onto, p.arrays.config
+    row_protein = np.full(len(arrays.store), -1, dtype=np.int32)
+    have = arrays.vector_row >= 0
+    row_protein[arrays.vector_row[have]] = np.flatnonzero(have)
+    found = near.row >= 0
+    proteins = np.unique(row_protein[near.row[found]])
+    local = np.zeros(near.row.shape, dtype=np.int64)
+    local[found] = np.searchsorted(proteins, row_protein[near.row[found]])
+    offer = offered(arrays.donors, onto, proteins, config.expand_votes_to_ancestors)
+
+    first, last = p.member_ptr[queries], p.member_ptr[queries + 1]
+    member = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)] or [np.zeros(0, np.int64)])
+    member_query = np.repeat(np.arange(len(queries), dtype=np.int64), last - first)
+    closed = _per_query(truth.known_closed, queries, len(onto.ids))
+    known = _per_query(truth.known, queries, len(onto.ids))
+    std = distance_std(near)
+
+    sizes = np.diff(offer[0])
+    room = np.where(found, sizes[local] if len(sizes) else 0, 0).sum(axis=2)
+    load = np.cumsum(room[member_query, truth.aspect[member]])
+    for a, b in _pieces(load, ROOM_PER_TALLY):
+        c = tally(member_query, truth.aspect[member], a, b, near, local, offer, onto.aspect, closed, config.keep_known)
+        if not len(c):
+            continue
+        query = member_query[c.member]
+        block = Block(arrays, c, query, queries, std, known, proteins[c.donor])
+        whose = member[c.member]
+        key = queries[query].astype(np.int64) * len(onto.ids) + c.term
+        label = contains(p.labels, key)
+        category = truth.category[whose]
+        columns = features.compute(block) | {
+            "protein_accession": pa.array(queries[query]),
+            "go_term_id": pa.array(c.term),
+            "category": pa.array(category.astype(np.int32)),
+            "label": pa.array(label.astype(np.int8)),
+            "ref_protein_accession": pa.array(block.donor),
+            "snapshot_pair": pa.array(np.zeros(len(c), dtype=np.int32)),
+        }
+        yield Rows(_in_order(columns), whose, category, label, key)
+
+
+def _per_query(keys: I64, queries: I32, n_terms: int) -> tuple[I64, I32]:
+    """The terms of each query among ascending (protein, term) keys, as (ptr, term)."""
+    start = np.searchsorted(keys, queries.astype(np.int64) * n_terms)
+    stop = np.searchsorted(keys, (queries.astype(np.int64) + 1) * n_terms)
+    ptr = np.concatenate([[0], np.cumsum(stop - start)])
+    take = np.arange(ptr[-1]) + np.repeat(start - ptr[:-1], stop - start)
+    return ptr, (keys[take] % n_terms).astype(np.int32)
+
+
+def _pieces(load: I64, limit: int) -> Iterator[tuple[int, int]]:
+    """Consecutive ranges whose load stays within `limit`, one item at least."""
+    a = 0
+    while a < len(load):
+        base = load[a - 1] if a else 0
+        b = max(a + 1, int(np.searchsorted(load, base + limit, side="right")))
+        yield a, b
+        a = b
+
+
+def _in_order(columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    """The columns that have a value, in published order; the writer adds the null ones."""
+    return pa.record_batch({name: columns[name] for name in NAMES if name in columns})
+
+
+def truth_tables(p: Prepared, reached: I64) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Coded rows of `truth.parquet` and `known.parquet` for the cut; `reached`: ascending keys of the positive rows."""
+    t, n = p.truth, len(p.arrays.onto.ids)
+    key, member = t.novel, t.novel_member
+    order = np.lexsort((key % n, t.aspect[member], t.protein[member], t.category[member]))
+    key, member = key[order], member[order]
+    zero = np.zeros(len(key), dtype=np.int32)
+    truth = pa.record_batch(
+        {
+            "snapshot_pair": zero,
+            "protein_accession": t.protein[member],
+            "aspect": t.aspect[member].astype(np.int32),
+            "category": t.category[member].astype(np.int32),
+            "go_term_id": (key % n).astype(np.int32),
+            "reached": contains(reached, key),
+        }
+    )
+    key = t.known[contains(np.unique(t.protein).astype(np.int64), t.known // n)]
+    aspect = p.arrays.onto.aspect[key % n]
+    key = key[np.lexsort((key % n, aspect, key // n))]
+    known = pa.record_batch(
+        {
+            "snapshot_pair": np.zeros(len(key), dtype=np.int32),
+            "protein_accession": (key // n).astype(np.int32),
+            "aspect": p.arrays.onto.aspect[key % n].astype(np.int32),
+            "go_term_id": (key % n).astype(np.int32),
+        }
+    )
+    return truth, known
+
+
+class Counter:
+    """The counts of contract section 8 for one cut, gathered as its rows go by."""
+
+    def __init__(self, p: Prepared) -> None:
+        self.p = p
+        self.rows = np.zeros(len(p.truth.protein), dtype=np.int64)
+        self.positives = np.zeros(len(p.truth.protein), dtype=np.int64)
+        self.reached: list[I64] = []
+
+    def add(self, r: Rows) -> None:
+        n = len(self.rows)
+        self.rows += np.bincount(r.member, minlength=n)
+        self.positives += np.bincount(r.member[r.label], minlength=n)
+        self.reached.append(r.key[r.label])
+
+    def reached_keys(self) -> I64:
+        return np.unique(np.concatenate(self.reached)) if self.reached else np.zeros(0, dtype=np.int64)
+
+    def counts(self) -> dict[str, dict[str, dict[str, int]]]:
+        """category -> aspect -> count -> number."""
+        p, t = self.p, self.p.truth
+        novel = np.bincount(t.novel_member, minlength=len(t.protein))
+        reached = np.bincount(t.novel_member[contains(self.reached_keys(), t.novel)], minlength=len(t.protein))
+        out: dict[str, dict[str, dict[str, int]]] = {}
+        for c, category in enumerate(CATEGORIES):
+            for a, aspect in enumerate(ASPECT_NAMES):
+                m = (t.category == c) & (t.aspect == a)
+                q = m & p.queried
+                out.setdefault(category, {})[aspect] = {
+                    "members": int(m.sum()),
+                    "queried": int(q.sum()),
+                    "absent_from_old": int((m & t.absent).sum()),
+                    "novel_terms": int(novel[m].sum()),
+                    "reached": int(reached[m].sum()),
+                    "rows": int(self.rows[m].sum()),
+                    "positives": int(self.positives[m].sum()),
+                    "proteins": int((self.rows[m] > 0).sum()),
+                    "without_candidate": int((self.rows[q] == 0).sum()),
+                }
+        return out
+
+    def dropped(self) -> dict[str, int]:
+        """Members and proteins that could not be queried, and members that only gained binding."""
+        t, missing = self.p.truth, ~self.p.queried
+        return {
+            "no_embedding_members": int(missing.sum()),
+            "no_embedding_proteins": len(np.unique(t.protein[missing])),
+            "binding_only": t.binding_only,
+        }
+
+
+def describe(p: Prepared) -> dict[str, Any]:
+    """What the marker of a cut records of its two releases: dropped rows and rows per evidence group."""
+    return {
+        "dropped_sets": {str(p.cut.old.version): p.dropped_old, str(p.cut.new.version): p.dropped_new},
+        "evidence_groups": {str(p.cut.old.version): p.groups_old, str(p.cut.new.version): p.groups_new},
+    }

@@ -1,0 +1,292 @@
+"""The exact neighbours: a float32 matrix product proposes contenders, float64 arithmetic decides (contract section 5).
+
+The product of unit vectors of dimension d, in any order of summation and with or without fused multiply-add, is off by
+at most gamma(d) = d·u/(1 − d·u), u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1),
+plus the rounding of the two normalised vectors. So a donor whose lower bound exceeds the k-th smallest upper bound
+is no neighbour; all others are contenders, whose distances are computed again as the contract says. Thread counts,
+block sizes and the BLAS therefore change which contenders are looked at, and never a result.
+
+Called by the cut and the plan; calls BLAS through numpy, and compiled scans that release the GIL.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import I32
+
+UNIT = 2.0**-24
+ROUNDING = 2.0**-22
+"""An l2 distance is at most 2(|q|^2 + |r|^2), and rounding it to float32 moves it by that much times UNIT."""
+QUERIES, TILE = 1024, 4096
+"""Queries of a block and donors of a tile: 16 MB of products, which with the tile's vectors stay near the caches."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The neighbours of n queries in the three aspects, nearest first.
+
+    row      int32[n, 3, k]: row of the donor in the vector store, -1 beyond `count`
+    distance float32[n, 3, k]
+    count    int32[n, 3]
+    """
+
+    row: I32
+    distance: npt.NDArray[np.float32]
+    count: I32
+
+
+HALF = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+"""Every float16 by its bits: compiled code widens through this table, since it has no float16 of its own."""
+
+
+@numba.njit(cache=True, nogil=True)
+def _widen(x, is_half, table, r, out):
+    """Row r as float64. `x` is float32, or the bits of float16 as uint16."""
+    for j in range(len(out)):
+        out[j] = table[np.int64(x[r, j])] if is_half else np.float64(x[r, j])
+
+
+@numba.njit(cache=True, nogil=True)
+def _squares(first, last, x, is_half, table, out):
+    """x·x of each row, in float64 and index order."""
+    v = np.empty(x.shape[1], dtype=np.float64)
+    for i in range(first, last):
+        _widen(x, is_half, table, i, v)
+        s = 0.0
+        for j in range(len(v)):
+            s += v[j] * v[j]
+        out[i] = s
+
+
+@numba.njit(cache=True, nogil=True)
+def _scaled(first, last, x, is_half, table, rows, factor, out):
+    """out[i] = x[rows[i]] * factor[i], rounded once to float32."""
+    v = np.empty(x.shape[1], dtype=np.float64)
+    for i in range(first, last):
+        _widen(x, is_half, table, rows[i], v)
+        for j in range(len(v)):
+            out[i, j] = np.float32(v[j] * factor[i])
+
+
+@numba.njit(cache=True, nogil=True)
+def _scan(first, last, product, dq, dr, l2, eps, rows, aspects, own, group, own_group, k,
+          worst, heap, heap_n, cand, cand_low, cand_n, overflow):  # fmt: skip
+    """Offer one tile of approximate products to the contenders of queries first..last, per aspect.
+
+    worst[q, a] is the k-th smallest upper bound so far; a contender's lower bound may not exceed it. When the
+    room for contenders is full, those that have been overtaken are dropped; if that frees nothing, the query is
+    marked and computed without the sieve.
+    """
+    room = cand.shape[2]
+    for q in range(first, last):
+        limit = max(worst[q, 0], worst[q, 1], worst[q, 2])
+        for j in range(len(rows)):
+            if l2:
+                approx = dq[q] + dr[j] - 2.0 * np.float64(product[q, j])
+                slack = eps * np.sqrt(dq[q] * dr[j]) + ROUNDING * (dq[q] + dr[j]) + 1e-30
+            else:
+                approx = 1.0 - np.float64(product[q, j])
+                slack = eps
+            if approx - slack > limit:
+                continue
+            if rows[j] == own[q] or (own_group[q] >= 0 and group[j] == own_group[q]):
+                continue
+            low, high = approx - slack, approx + slack
+            for a in range(3):
+                if not (aspects[j] >> a) & 1 or low > worst[q, a]:
+                    continue
+                n = heap_n[q, a]
+                if n < k or high < heap[q, a, n - 1]:
+                    at = n if n < k else k - 1  # insertion into the k smallest upper bounds
+                    while at > 0 and heap[q, a, at - 1] > high:
+                        heap[q, a, at] = heap[q, a, at - 1]
+                        at -= 1
+                    heap[q, a, at] = high
+                    if n < k:
+                        heap_n[q, a] = n + 1
+                    if heap_n[q, a] == k:
+                        worst[q, a] = heap[q, a, k - 1]
+                        limit = max(worst[q, 0], worst[q, 1], worst[q, 2])
+                if overflow[q, a]:
+                    continue
+                if cand_n[q, a] == room:
+                    m = 0
+                    for c in range(room):
+                        if cand_low[q, a, c] <= worst[q, a]:
+                            cand[q, a, m] = cand[q, a, c]
+                            cand_low[q, a, m] = cand_low[q, a, c]
+                            m += 1
+                    cand_n[q, a] = m
+                    if m == room:
+                        overflow[q, a] = True
+                        continue
+                cand[q, a, cand_n[q, a]] = rows[j]
+                cand_low[q, a, cand_n[q, a]] = low
+                cand_n[q, a] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _distance(q, r, qq, rr, l2):
+    """The contract's distance: float64, summed in index order, rounded once to float32."""
+    s = 0.0
+    if l2:
+        for i in range(len(q)):
+            d = q[i] - r[i]
+            s += d * d
+        return np.float32(s)
+    for i in range(len(q)):
+        s += q[i] * r[i]
+    return np.float32(max(0.0, 1.0 - s / np.sqrt(qq * rr)))
+
+
+@numba.njit(cache=True, nogil=True)
+def _decide(first, last, x, is_half, table, squares, l2, donors, aspects, own, group, own_group, k, threshold,
+            worst, cand, cand_low, cand_n, overflow, out_row, out_distance, out_count):  # fmt: skip
+    """Exact distances of the contenders (of all donors where the sieve overflowed), the first k by (distance, row).
+
+    Rows ascend by accession bytes, so the row number is the tie-break.
+    """
+    best = np.empty(k, dtype=np.float32)
+    who = np.empty(k, dtype=np.int32)
+    query = np.empty(x.shape[1], dtype=np.float64)
+    donor = np.empty(x.shape[1], dtype=np.float64)
+    for q in range(first, last):
+        _widen(x, is_half, table, own[q], query)
+        for a in range(3):
+            n = 0
+            total = len(donors) if overflow[q, a] else cand_n[q, a]
+            for c in range(total):
+                if overflow[q, a]:
+                    r = donors[c]
+                    if not (aspects[c] >> a) & 1 or r == own[q]:
+                        continue
+                    if own_group[q] >= 0 and group[c] == own_group[q]:
+                        continue
+                else:
+                    if cand_low[q, a, c] > worst[q, a]:
+                        continue
+                    r = cand[q, a, c]
+                _widen(x, is_half, table, r, donor)
+                d = _distance(query, donor, squares[own[q]], squares[r], l2)
+                if d > threshold:
+                    continue
+                if n == k and (d > best[k - 1] or (d == best[k - 1] and r > who[k - 1])):
+                    continue
+                at = min(n, k - 1)
+                while at > 0 and (best[at - 1] > d or (best[at - 1] == d and who[at - 1] > r)):
+                    best[at] = best[at - 1]
+                    who[at] = who[at - 1]
+                    at -= 1
+                best[at] = d
+                who[at] = r
+                if n < k:
+                    n += 1
+            out_count[q, a] = n
+            for i in range(n):
+                out_row[q, a, i] = who[i]
+                out_distance[q, a, i] = best[i]
+
+
+class ExactSearch:
+    """The donors of a cut, ready to be searched.
+
+    matrix   float16 or float32 [n, d]: the vector store, a memory map; it is widened tile by tile, never copied
+    donors   int32[m], ascending: rows of the donors; aspects uint8[m]: bit a is set for a donor in aspect a
+    group    int32[n] or None: rows of equal value have the same sequence and are not each other's donors; -1: unknown
+    threads  of the compiled scans (the product uses the BLAS's own); changes no result, nor do the block sizes
+    """
+
+    def __init__(
+        self,
+        matrix: npt.NDArray,
+        donors: I32,
+        aspects: npt.NDArray[np.uint8],
+        *,
+        k: int,
+        metric: str = "cosine",
+        threshold: float | None = None,
+        group: I32 | None = None,
+        threads: int = 0,
+        queries: int = QUERIES,
+        tile: int = TILE,
+    ) -> None:
+        self.half = matrix.dtype == np.float16
+        self.x = matrix.view(np.uint16) if self.half else matrix
+        self.k, self.l2 = k, metric == "l2"
+        self.donors, self.aspects = donors.astype(np.int32), aspects
+        self.threshold = np.float32(np.inf if threshold is None else threshold)
+        unknown = np.full(len(matrix), -1, dtype=np.int32)
+        self.group = unknown if group is None else group
+        self.threads = threads or os.cpu_count() or 1
+        self.room = 4 * k + 64
+        self.block, self.tile = max(1, min(queries, 4_000_000 // self.room)), tile
+        self.pool = ThreadPoolExecutor(self.threads)
+        self.squares = np.zeros(len(matrix), dtype=np.float64)
+        self._each(len(matrix), _squares, self.x, self.half, HALF, self.squares)
+        d = matrix.shape[1]
+        gamma = (d + 4) * UNIT / (1 - (d + 4) * UNIT)
+        # the product's error, the two normalisations, and the float32 rounding of the distance itself (at most 2);
+        # for l2 twice the product's, and the scaled vectors' own rounding
+        self.eps = 2 * gamma + 16 * UNIT if self.l2 else gamma + 8 * UNIT
+        # l2 is expanded into |q|^2 + |r|^2 - 2 q.r on vectors scaled by a power of two into [-1, 1]
+        largest = float(np.sqrt(self.squares.max())) if len(matrix) else 0.0
+        scale = 2.0 ** -int(np.ceil(np.log2(largest))) if self.l2 and largest > 0 else 1.0
+        self.scaled_squares = self.squares * (scale * scale)
+        with np.errstate(divide="ignore"):
+            self.factor = np.full(len(matrix), scale) if self.l2 else 1.0 / np.sqrt(self.squares)
+
+    def _prepare(self, rows: I32) -> npt.NDArray[np.float32]:
+        """Unit vectors (cosine) or scaled ones (l2), float32 [len(rows), d]."""
+        out = np.empty((len(rows), self.x.shape[1]), dtype=np.float32)
+        factor = self.factor[rows]
+        self._each(len(rows), _scaled, self.x, self.half, HALF, rows, factor, out)
+        return out
+
+    def search(self, rows: I32) -> Neighbours:
+        """The neighbours of the vectors at `rows` of the store."""
+        k = self.k
+        out = Neighbours(
+            np.full((len(rows), 3, k), -1, dtype=np.int32),
+            np.zeros((len(rows), 3, k), dtype=np.float32),
+            np.zeros((len(rows), 3), dtype=np.int32),
+        )
+        for start in range(0, len(rows), self.block):
+            part = slice(start, start + self.block)
+            self._search(rows[part], out.row[part], out.distance[part], out.count[part])
+        return out
+
+    def _search(self, own: I32, row: I32, distance: npt.NDArray, count: I32) -> None:
+        n, k = len(own), self.k
+        prepared = self._prepare(own)
+        group = self.group[self.donors]
+        own_group, own_squares = self.group[own], self.scaled_squares[own]
+        worst = np.full((n, 3), np.inf)
+        heap = np.empty((n, 3, k))
+        heap_n = np.zeros((n, 3), dtype=np.int32)
+        cand = np.empty((n, 3, self.room), dtype=np.int32)
+        cand_low = np.empty((n, 3, self.room))
+        cand_n = np.zeros((n, 3), dtype=np.int32)
+        overflow = np.zeros((n, 3), dtype=np.bool_)
+        for t in range(0, len(self.donors), self.tile):
+            tile = slice(t, t + self.tile)
+            rows = self.donors[tile]
+            product = prepared @ self._prepare(rows).T
+            self._each(
+                n, _scan, product, own_squares, self.scaled_squares[rows], self.l2, self.eps, rows, self.aspects[tile],
+                own, group[tile], own_group, k, worst, heap, heap_n, cand, cand_low, cand_n, overflow,
+            )  # fmt: skip
+        self._each(
+            n, _decide, self.x, self.half, HALF, self.squares, self.l2, self.donors, self.aspects, own, group, own_group,
+            k, self.threshold, worst, cand, cand_low, cand_n, overflow, row, distance, count,
+        )  # fmt: skip
+
+    def _each(self, n: int, kernel: Callable[..., None], *args: object) -> None:
+        """Run `kernel(first, last, *args)` over n items, one part a thread."""
+        step = max(1, -(-n // self.threads))
+        list(self.pool.map(lambda a: kernel(a, min(n, a + step), *args), range(0, n, step)))
