@@ -40,14 +40,14 @@ def open_hdf5(path: Path, *, pool: bool = False) -> Source:
     where = str(path)
     try:
         with h5py.File(path, "r", locking=False) as file:
-            keys, skipped = _hard_links(file)
+            keys, places, skipped = _hard_links(file)
             if len(keys) <= TWO_ARRAYS:
                 opened = ((key, h5o.open(file.id, key)) for key in keys)
                 small = {key: dataset for key, dataset in opened if isinstance(dataset, h5d.DatasetID)}
                 texts = [key for key, dataset in small.items() if dataset.get_type().get_class() == h5t.STRING]
                 if texts:
                     return _two_arrays(file, path, small, texts, skipped)
-            index = _index(file, keys, where, pool)
+            index = _index(file, keys, places, path, pool)
     except DAMAGE as e:
         raise InputError(f"{where}: not a readable HDF5 file, truncated or damaged: {e}") from e
     if not index.keys:
@@ -60,26 +60,35 @@ def open_hdf5(path: Path, *, pool: bool = False) -> Source:
     )
 
 
-def _hard_links(file: h5py.File) -> tuple[list[bytes], int]:
+def _hard_links(file: h5py.File) -> tuple[list[bytes], list[int], int]:
+    """Path and object header address of everything in the file, and the number of links of other kinds."""
     keys: list[bytes] = []
+    places: list[int] = []
     skipped = 0
 
     def see(name: bytes, info: h5l.LinkInfo) -> None:
         nonlocal skipped
         if info.type == h5l.TYPE_HARD:
             keys.append(name)
+            places.append(info.u)
         else:
             skipped += 1
 
     file.id.links.visit(see, info=True)
-    return keys, skipped
+    return keys, places, skipped
 
 
-def _index(file: h5py.File, keys: list[bytes], where: str, pool: bool) -> _Index:
-    """Shape, type and place of every dataset: a few low-level calls each, no h5py object."""
+def _index(file: h5py.File, keys: list[bytes], places: list[int], path: Path, pool: bool) -> _Index:
+    """Shape, type and place of every dataset: a few low-level calls for each whose header is not like the first's."""
     index = _Index()
-    kind, direct = None, False
-    for key in keys:
+    where = str(path)
+    kind, direct, known = None, False, [-1] * len(keys)
+    for at, key in enumerate(keys):
+        if known[at] >= 0:
+            index.keys.append(key)
+            index.offset.append(known[at])
+            index.length.append(index.length[0])
+            continue
         dataset = h5o.open(file.id, key)
         if not isinstance(dataset, h5d.DatasetID):
             continue
@@ -113,9 +122,38 @@ def _index(file: h5py.File, keys: list[bytes], where: str, pool: bool) -> _Index
         if index.original or not index.keys:
             _read_original_id(file, key, index)
         index.keys.append(key)
+        if len(index.keys) == 1 and index.offset[0] >= 0 and not index.original and not file.userblock_size:
+            known = _like_first(path, np.array(places), at, index.offset[0])
     if index.original and len(index.original) != len(index.keys):
         raise InputError(f"{where}: only {len(index.original)} of {len(index.keys)} datasets have an original_id")
     return index
+
+
+def _like_first(path: Path, places: np.ndarray, first: int, offset: int) -> list[int]:
+    """Where the values of each object start if its header is that of object `first`, byte for byte but for this address
+    (so: a dataset of the same shape, type and layout); -1 for every other object, and when that cannot be told.
+
+    Opening 60,000 datasets takes HDF5 seconds, comparing their headers a tenth of one. Version 1 object headers (the
+    default of every HDF5 library) begin: version, 0, number of messages, references, size; 16 bytes in all.
+    """
+    data = np.memmap(path, np.uint8, "r")
+    start = int(places[first])
+    size = 16 + int.from_bytes(data[start + 8 : start + 12].tobytes(), "little")
+    header = data[start : start + size].tobytes()
+    layout = b"\x03\x01" + offset.to_bytes(8, "little")  # version 3, contiguous, address
+    field_at = header.find(layout) + 2
+    out = np.full(len(places), -1, np.int64)
+    if header[:2] != b"\x01\0" or len(header) < size or header.count(layout) != 1:
+        return out.tolist()
+    rest = np.flatnonzero(places + size <= data.size)
+    same = np.frombuffer(header, np.uint8)
+    for part in np.array_split(rest, 1 + rest.size * size // common.BLOCK_BYTES):
+        found = np.lib.stride_tricks.sliding_window_view(data, size)[places[part]]
+        addresses = found[:, field_at : field_at + 8].copy()
+        found[:, field_at : field_at + 8] = same[field_at : field_at + 8]
+        alike = (found == same).all(axis=1)
+        out[part[alike]] = addresses.view("<i8")[alike, 0]
+    return out.tolist()
 
 
 def _read_original_id(file: h5py.File, key: bytes, index: _Index) -> None:
