@@ -171,6 +171,12 @@ class Catalog:
                 f"{type(rows[0]).title} {names}: the name is taken", hint="choose another --name"
             ) from e
 
+    def uses_object(self, kind: str, digest: str) -> bool:
+        """Whether any input lies in that object of the store."""
+        model = _model(kind)
+        with self.session() as session:
+            return session.scalar(select(model.id).where(model.object_digest == digest).limit(1)) is not None
+
     # -- datasets
 
     def datasets(self) -> list[Dataset]:

@@ -1,0 +1,133 @@
+"""Where bulk data lives: immutable directories addressed by content, `<storage>/objects/<kind>/<digest>/`.
+
+A load writes into a staging directory, then `committed` moves it to its address while the catalogue's row goes in.
+Killed at any instant it leaves at most a staging directory, whose lock the kernel frees; the next load's `sweep`
+removes it, and the object too if the row did not make it. Called by `protea.ingest` and the export; calls `core.fs`.
+
+    <storage>/tmp/.lock            held while a staging directory is made or swept and while an object is committed
+    <storage>/tmp/load-*/lock      held while the owner of the staging directory lives
+    <storage>/tmp/load-*/data/     what becomes the object
+    <storage>/tmp/load-*/intent    written before the object gets its address: which one, and whose row it waits for
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from protea.core.fs import commit_dir, fsync_dir, remove_tree, sha256_file, write_file
+from protea.errors import StorageError, UserError
+
+INDEX = "files.json"
+"""In every object: the size and sha256 of each of its files."""
+
+
+class ObjectStore:
+    """The objects under one `<storage>` directory."""
+
+    def __init__(self, storage: Path) -> None:
+        self.objects = storage / "objects"
+        self.tmp = storage / "tmp"
+
+    def path(self, kind: str, digest: str) -> Path:
+        """The directory of an object. StorageError when it is not there."""
+        path = self.objects / kind / digest
+        if not path.is_dir():
+            raise StorageError(f"{path}: the stored {kind} object is missing", hint="load its file again")
+        return path
+
+    def intact(self, kind: str, digest: str) -> bool:
+        """Whether an object is there with every file as it was written (reads all of it)."""
+        path = self.objects / kind / digest
+        try:
+            index = json.loads((path / INDEX).read_bytes())
+            return bool(index == _index(path))
+        except (OSError, ValueError):
+            return False
+
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """An empty directory to write an object into; gone at the end of the block."""
+        with self._locked():
+            place = Path(tempfile.mkdtemp(prefix="load-", dir=self.tmp))
+            lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        data = place / "data"
+        try:
+            data.mkdir()
+            yield data
+        finally:
+            if not (place / "intent").exists():  # else nobody knows what became of the row: the next sweep asks
+                with contextlib.suppress(OSError):
+                    remove_tree(place)
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def committed(self, data: Path, kind: str, digest: str, owner: str) -> Iterator[Path]:
+        """Within the block the staged `data` is the object `<kind>/<digest>`; the block inserts its row.
+
+        An intact object that is already there is kept. `owner` is the database of the row. When the block raises a
+        UserError (the row was refused) the object goes again, unless it was there before.
+        """
+        final, intent = self.objects / kind / digest, data.parent / "intent"
+        write_file(data / INDEX, json.dumps(_index(data), sort_keys=True).encode())
+        with self._locked():
+            there = final.exists()
+            if there and not self.intact(kind, digest):
+                os.rename(final, data.parent / "damaged")
+            if not final.exists():
+                if not there:
+                    write_file(intent, json.dumps({"kind": kind, "digest": digest, "owner": owner}).encode())
+                final.parent.mkdir(parents=True, exist_ok=True)
+                commit_dir(data, final)
+            try:
+                yield final
+            except UserError:
+                if intent.exists():
+                    os.rename(final, data)
+                intent.unlink(missing_ok=True)
+                raise
+            intent.unlink(missing_ok=True)
+
+    def sweep(self, owner: str, referenced: Callable[[str, str], bool]) -> None:
+        """Remove what killed loads left. `referenced(kind, digest)`: whether the database `owner` has a row for it."""
+        if not self.tmp.is_dir():
+            return
+        with self._locked():
+            for place in self.tmp.glob("load-*"):
+                with contextlib.suppress(OSError):
+                    self._sweep_one(place, owner, referenced)
+
+    def _sweep_one(self, place: Path, owner: str, referenced: Callable[[str, str], bool]) -> None:
+        lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its owner lives
+            if (place / "intent").exists():
+                intent = json.loads((place / "intent").read_bytes())
+                if intent["owner"] != owner:
+                    return  # only that database knows
+                final = self.objects / intent["kind"] / intent["digest"]
+                if final.exists() and not referenced(intent["kind"], intent["digest"]):
+                    os.rename(final, place / "unwanted")  # at once, so that a kill leaves no half of it there
+                    fsync_dir(final.parent)
+            remove_tree(place)
+        finally:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.tmp.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.tmp / ".lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _index(directory: Path) -> dict[str, dict[str, int | str]]:
+    files = (p for p in sorted(directory.rglob("*")) if p.is_file() and p.name != INDEX)
+    return {str(p.relative_to(directory)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in files}
