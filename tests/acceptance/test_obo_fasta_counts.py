@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protea.core.ontology import NAMESPACES, read_obo
+from protea.core.obo import NAMESPACES
+from protea.core.ontology import read_obo
+from protea.core.proteins import read_fasta
 
 DATA = Path(os.environ.get("PROTEA_TEST_DATA") or Path(__file__).parents[2] / ".." / "shared" / "data")
 
@@ -100,3 +102,28 @@ def test_closures_and_resolution_of_go_basic_against_a_plain_reading():
     ids = sorted({*terms, *owners})
     assert ontology.explain(ids) == {i: resolve(i) for i in ids}
     assert len(ids) == len(ontology.resolve_ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "sequences", "residues", "with_taxon", "isoforms"),
+    [
+        ("yeast_uniprot.fasta.gz", 6077, 2949369, 6077, 28),
+        ("ecoli_uniprot.fasta.gz", 4363, 1358898, 4363, None),
+        ("worm_swissprot_2014-01.fasta.gz", 3034, 1572821, 0, 0),
+    ],
+)
+def test_proteomes(name, sequences, residues, with_taxon, isoforms):
+    path = data(name)
+    table, report = read_fasta(path)
+    assert (report.sequences, report.duplicates, report.residues) == (sequences, 0, residues)
+    assert (report.with_taxon, report.gaps) == (with_taxon, 0)
+    names = table["accession"].to_pylist()
+    assert isoforms in (None, sum("-" in a for a in names))
+    plain, now = {}, ""
+    for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+        if line.startswith(">"):
+            now = line.split("|")[1] if "|" in line else line[1:].split()[0]
+        else:
+            plain[now] = plain.get(now, "") + line
+    assert dict(zip(names, table["sequence"].to_pylist(), strict=True)) == plain
+    assert names == sorted(plain)
