@@ -184,7 +184,7 @@ def logical_digest(group: pa.Table) -> str:
                 h.update(memoryview(text.buffers()[2])[offsets[0] : offsets[-1]])
             array = array.indices
         values = array.drop_null().to_numpy(zero_copy_only=False)
-        h.update(memoryview(np.ascontiguousarray(_little(values))).cast("B"))
+        h.update(np.ascontiguousarray(_little(values)).data)
     return h.hexdigest()
 
 
