@@ -7,6 +7,7 @@ more than a few blocks of the file, whatever its size.
 import gzip
 import hashlib
 import io
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ class HashingReader(io.RawIOBase):
         self._raw = _Counter(raw)
         buffered = io.BufferedReader(self._raw, 1 << 20)
         self._hash = hashlib.sha256()
+        self._lock = threading.Lock()
         self._stream: io.BufferedIOBase = buffered
         with _errors(self.name):
             head = buffered.peek(10)[:10]
@@ -62,16 +64,18 @@ class HashingReader(io.RawIOBase):
     def readinto(self, buffer) -> int:  # any writable buffer
         """Fill `buffer` as far as the file goes; 0 only at its end."""
         view, filled = memoryview(buffer).cast("B"), 0
-        with _errors(self.name):
+        with self._lock, _errors(self.name):
             while filled < len(view) and (n := self._stream.readinto(view[filled:])):
                 filled += n
         self._hash.update(view[:filled])
         return filled
 
     def close(self) -> None:
-        if not self.closed:
-            self._raw.close()
-        super().close()
+        """Close the file, after the read that a thread of `blocks` may be in."""
+        with self._lock:
+            if not self.closed:
+                self._raw.close()
+            super().close()
 
 
 class _Counter(io.RawIOBase):
