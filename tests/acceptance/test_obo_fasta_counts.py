@@ -6,6 +6,7 @@ Needs the folder of public files: PROTEA_TEST_DATA, else ../shared/data beside t
 import gzip
 import os
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from protea.core.obo import NAMESPACES
 from protea.core.ontology import read_obo
 from protea.core.proteins import read_fasta
+from protea.core.taxonomy import read_taxdump
 
 DATA = Path(os.environ.get("PROTEA_TEST_DATA") or Path(__file__).parents[2] / ".." / "shared" / "data")
 
@@ -127,3 +129,18 @@ def test_proteomes(name, sequences, residues, with_taxon, isoforms):
             plain[now] = plain.get(now, "") + line
     assert dict(zip(names, table["sequence"].to_pylist(), strict=True)) == plain
     assert names == sorted(plain)
+
+
+def test_ncbi_taxonomy(tmp_path):
+    for part, name in (("nodes_excerpt", "nodes.dmp"), ("merged", "merged.dmp")):
+        shutil.copy(data(f"ncbi_taxonomy_{part}_2013.dmp.gz"), tmp_path / f"{name}.gz")
+    taxonomy, report = read_taxdump(tmp_path)
+    assert (report.nodes, report.merged, report.missing) == (985, 28609, ["delnodes.dmp"])
+    parent = dict(zip(*(taxonomy.nodes[c].to_pylist() for c in ("tax_id", "parent")), strict=True))
+    assert parent[1] == 1
+
+    def lineage(x):
+        return [x] if parent[x] == x else [*lineage(parent[x]), x]
+
+    assert report.max_depth == max(len(lineage(x)) for x in parent)
+    assert {2759, 33208, 6239} <= set(lineage(6239))  # the worm is an animal
