@@ -1,0 +1,207 @@
+"""Exports as a user sees them: names are looked up in the catalogue, the operation runs, a dataset comes back.
+
+Called by the command line and by `import protea`; calls the catalogue, the object store and the core operation.
+"""
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .catalog import Catalog, open_catalog
+from .catalog.models import Dataset as DatasetRow
+from .core.config import ExportConfig, load, parse
+from .errors import NotFoundError, ProteaError, StorageError
+from .settings import Settings
+from .storage import ObjectStore
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
+
+    from .core.keys import ExportInputs
+
+Report = Callable[..., None]
+SPLITS = ("train", "eval", "truth", "known")
+LOGGED = ("export.", "cut.restored", "cut.discarded", "cut.started", "cut.finished", "assembly.")
+"""Events that go into the job's log (beginnings of their kinds); the others are progress."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A published dataset: its directory, its manifest, and its files as `pyarrow.dataset`."""
+
+    name: str
+    path: Path
+    manifest: Mapping[str, Any]
+
+    def file(self, which: str) -> Path:
+        """The path of `train`, `eval`, `truth` or `known`."""
+        if which not in SPLITS:
+            raise NotFoundError(f"a dataset has no file {which!r}; it has {', '.join(SPLITS)}")
+        return self.path / f"{which}.parquet"
+
+    def _open(self, which: str) -> "pyarrow.dataset.Dataset":
+        import pyarrow.dataset
+
+        return pyarrow.dataset.dataset(self.file(which), format="parquet")
+
+    @property
+    def train(self) -> "pyarrow.dataset.Dataset":
+        return self._open("train")
+
+    @property
+    def eval(self) -> "pyarrow.dataset.Dataset":
+        return self._open("eval")
+
+    @property
+    def truth(self) -> "pyarrow.dataset.Dataset":
+        return self._open("truth")
+
+    @property
+    def known(self) -> "pyarrow.dataset.Dataset":
+        return self._open("known")
+
+
+class Rows:
+    """The `Dataset` rows of a catalogue, as the operation needs them."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def find(self, name: str) -> Mapping[str, Any] | None:
+        try:
+            row = self.catalog.find_dataset(name)
+        except NotFoundError:
+            return None
+        return {"fingerprint": row.fingerprint, "path": row.path}
+
+    def register(self, name: str, fingerprint: str, path: Path, manifest: Mapping[str, Any]) -> None:
+        row = DatasetRow(
+            name=name,
+            fingerprint=fingerprint,
+            path=str(path),
+            manifest=dict(manifest),
+            n_train_rows=manifest["n_train_rows"],
+            n_eval_rows=manifest["n_eval_rows"],
+        )
+        self.catalog.add_dataset(row, replace=True)
+
+
+def resolve(config: ExportConfig, catalog: Catalog, settings: Settings) -> "tuple[ExportConfig, ExportInputs]":
+    """Fill in the names that were left out, and find every input; an error names what is missing."""
+    from .core.annotation_set import AnnotationSource
+    from .core.keys import ExportInputs, InputRef
+
+    store = ObjectStore(settings.storage)
+
+    def ref(kind: str, name: str | None) -> InputRef:
+        row = catalog.find(kind, name)
+        return InputRef(row.name, row.identity, _there(store.path(kind, row.object_digest), row.name))
+
+    embeddings = ref("embeddings", config.embedding_config)
+    sets, derived = {}, set()
+    for v in config.versions:
+        row = catalog.annotation_set(config.annotation_source, str(v))
+        path = _there(store.path("annotations", row.object_digest), row.name)
+        sets[v] = AnnotationSource(v, path, row.identity, row.cut_date, row.stats)
+        if row.derived_from_date:
+            derived.add(v)
+    ontology, proteins = ref("ontology", config.ontology), ref("proteins", config.proteins)
+    config = config.model_copy(
+        update={"ontology": ontology.name, "proteins": proteins.name, "embedding_config": embeddings.name}
+    )
+    return config, ExportInputs(ontology, proteins, embeddings, sets, frozenset(derived))
+
+
+def _there(path: Path, name: str) -> Path:
+    if not path.is_dir():
+        raise StorageError(f"the files of {name!r} are gone from {path}", hint="load it again")
+    return path
+
+
+def configure(config: Path | str | ExportConfig | None, values: Mapping[str, Any]) -> ExportConfig:
+    """A configuration from a TOML file, from keyword values, or from both (values win)."""
+    if isinstance(config, ExportConfig):
+        return parse({**config.model_dump(exclude_unset=True), **values}) if values else config
+    return load(Path(config), values) if config is not None else parse(values)
+
+
+def export(
+    config: Path | str | ExportConfig | None = None,
+    *,
+    settings: Settings | None = None,
+    report: Report | None = None,
+    replace: bool = False,
+    wait: bool = False,
+    **values: Any,
+) -> Dataset:
+    """Make a dataset, or go on making it: `export("worm.toml")`, `export(name="worm", embedding_config=..., ...)`.
+
+    The settings are those of the TOML file. A run that was interrupted goes on with the first unfinished cut; a dataset
+    that exists already, from the same settings and inputs, is given back as it is. `report(kind, **what)` hears of
+    every event. Errors: ConfigError, NotFoundError, ConflictError, BusyError (unless `wait`), StorageError.
+    """
+    settings = settings or Settings()
+    wanted = configure(config, values)
+    with open_catalog(settings) as catalog:
+        resolved, inputs = resolve(wanted, catalog, settings)
+        from .core.operations.export_research_dataset import export_research_dataset, read_manifest
+
+        with _job(catalog, resolved, report) as tell:
+            path = export_research_dataset(
+                resolved,
+                inputs,
+                Rows(catalog),
+                resume_dir=settings.resume_dir,
+                datasets_dir=settings.datasets_dir,
+                report=tell,
+                replace=replace,
+                wait=wait,
+                threads=settings.threads,
+            )
+    return Dataset(resolved.name, path, read_manifest(path) or {})
+
+
+@contextlib.contextmanager
+def _job(catalog: Catalog, config: ExportConfig, report: Report | None) -> Iterator[Report]:
+    """A row and a log for the run, whatever becomes of it."""
+    jobs = catalog.jobs
+    job = jobs.create("export_research_dataset", config.model_dump(mode="json"))
+    job = jobs.start(job.id, f"{socket.gethostname()}:{os.getpid()}")
+
+    def tell(kind: str, **what: Any) -> None:
+        if kind.startswith(LOGGED):
+            jobs.append(job.id, kind, what)
+        elif kind == "cut.progress":
+            jobs.heartbeat(job.id, job.fencing_token, what)
+        if report is not None:
+            report(kind, **what)
+
+    try:
+        yield tell
+    except BaseException as e:
+        state = "cancelled" if isinstance(e, KeyboardInterrupt) else "failed"
+        code = e.code if isinstance(e, ProteaError) else type(e).__name__
+        with contextlib.suppress(ProteaError):
+            _finish(catalog, job.id, state, code, str(e))
+        raise
+    _finish(catalog, job.id, "succeeded")
+
+
+def _finish(catalog: Catalog, job: uuid.UUID, state: str, code: str | None = None, message: str | None = None) -> None:
+    catalog.jobs.finish(job, state, error_code=code, error_message=message)
+
+
+def open_dataset(name: str, *, settings: Settings | None = None) -> Dataset:
+    """A published dataset by name. NotFoundError says which there are; StorageError if its files are gone."""
+    settings = settings or Settings()
+    with open_catalog(settings) as catalog:
+        row = catalog.find_dataset(name)
+    path = Path(row.path)
+    if not (path / "manifest.json").is_file():
+        raise StorageError(f"the files of dataset {name!r} are gone from {path}", hint="run its export again")
+    return Dataset(name, path, row.manifest)

@@ -1,0 +1,209 @@
+"""What an export would do, and what a run of it would reuse, without doing or writing anything.
+
+Called by the command line; calls the catalogue through `exporting`, and the same core functions as a run.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .catalog import open_catalog
+from .core.config import ExportConfig, load
+from .errors import NotFoundError
+from .exporting import Report, Rows, configure, resolve
+from .settings import Settings
+
+SAMPLE = 128
+"""Queries of each cut whose rows are counted to estimate the rest."""
+
+BYTES_PER_ROW = 60
+"""Disk bytes of a row, compressed, all families on; a first guess that the shards replace."""
+
+BASE_MEMORY = 400 << 20
+"""What a run needs beside the inputs it holds: libraries, one batch of rows in each of three shards, one tile."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer of `plan`; `cuts` holds one entry a cut."""
+
+    name: str
+    fingerprint: str
+    cuts: list[dict[str, Any]]
+    expected_rows: int
+    disk_bytes: int
+    free_disk_bytes: int
+    memory_bytes: int
+    warnings: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def plan(
+    config: Path | str | ExportConfig | None = None,
+    *,
+    settings: Settings | None = None,
+    report: Report | None = None,
+    **values: Any,
+) -> Plan:
+    """Cuts, members per category, donors, expected rows, disk and memory. Nothing is written.
+
+    Expected rows come from a fixed sample of each cut's queries, whose neighbours are really searched.
+    """
+    import numpy as np
+
+    from .core import annotation_set
+    from .core.cut import neighbours, prepare, rows
+    from .core.keys import cut_key, cuts, fingerprint
+    from .core.ontology import ASPECT_NAMES
+    from .core.operations.export_research_dataset import load_inputs
+    from .core.schema import CATEGORIES
+    from .core.staging import Staging
+
+    settings = settings or Settings()
+    wanted = configure(config, values)
+    with open_catalog(settings) as catalog:
+        resolved, inputs = resolve(wanted, catalog, settings)
+        row = Rows(catalog).find(resolved.name)
+    mark = fingerprint(resolved, inputs)
+    staging = Staging(settings.resume_dir, resolved.name, mark)
+    shared = load_inputs(resolved, inputs, settings.threads)
+    out: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    if row and row["fingerprint"] == mark:
+        warnings.append(f"the dataset {resolved.name!r} is published already, from the same settings and inputs")
+    elif row:
+        warnings.append(
+            f"the name {resolved.name!r} is taken by another dataset; a run needs --replace or another name"
+        )
+    sets: dict[Any, annotation_set.AnnotationSet] = {}
+    memory = 0
+    for number, cut in enumerate(todo := cuts(resolved, inputs), 1):
+        if report:
+            report("plan.cut", cut=cut.pair, label=cut.label, number=number, of=len(todo))
+        sets = {s.version: sets.get(s.version) or annotation_set.load(s, shared.onto) for s in (cut.old, cut.new)}
+        p = prepare(cut, shared, sets[cut.old.version], sets[cut.new.version])
+        sample = p.queries[:: max(1, -(-len(p.queries) // SAMPLE))]
+        seen = sum(len(r.member) for r in rows(p, sample, neighbours(p, sample)))
+        t = p.truth
+        stage, why = staging.restore(cut.pair, cut_key(resolved, inputs, cut))
+        members = {
+            c: {a: int(((t.category == i) & (t.aspect == j)).sum()) for j, a in enumerate(ASPECT_NAMES)}
+            for i, c in enumerate(CATEGORIES)
+        }
+        aspects = p.search.aspects
+        absent = int(np.count_nonzero(t.absent))
+        if absent > 0.2 * len(t.protein):
+            warnings.append(f"{cut.pair}: {absent} of {len(t.protein)} members do not occur in the old set at all")
+        if cut.old.version in inputs.derived and not p.groups_old["electronic"]:
+            warnings.append(f"{cut.old.version} was cut by date and has no electronic row")
+        out.append(
+            {
+                "pair": cut.pair,
+                "kind": cut.kind,
+                "label": cut.label,
+                "members": members,
+                "members_total": len(t.protein),
+                "queries": len(p.queries),
+                "donors": {a: int(np.count_nonzero(aspects >> i & 1)) for i, a in enumerate(ASPECT_NAMES)},
+                "expected_rows": round(seen * len(p.queries) / len(sample)) if len(sample) else 0,
+                "status": "finished" if stage else why or "to compute",
+            }
+        )
+        held = sum(a.nbytes for s in sets.values() for a in (s.protein, s.term, s.evidence, s.qualifier, s.negated))
+        memory = max(memory, 4 * held + shared.proteins.nbytes)
+    expected = sum(c["expected_rows"] for c in out)
+    return Plan(
+        resolved.name,
+        mark,
+        out,
+        expected,
+        2 * expected * BYTES_PER_ROW,  # shards and the published files are there at once
+        shutil.disk_usage(_existing(settings.storage)).free,
+        BASE_MEMORY + memory,
+        warnings,
+    )
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer of `explain`; `cuts` holds one entry a cut: reused or not, and what changed."""
+
+    name: str
+    fingerprint: str
+    directory: str
+    published: bool
+    cuts: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def explain(
+    target: str, *, settings: Settings | None = None, overrides: Mapping[str, Any] | None = None
+) -> Explanation:
+    """Which cuts a run of `target` (a TOML file, or the name of a dataset or of an unfinished export) would reuse.
+
+    A cut that cannot be reused comes with the reason: never finished, damaged, or what changed since another run of
+    that name.
+    """
+    from .core.keys import cut_key, cuts, fingerprint
+    from .core.staging import Staging, changes, read_marker
+
+    settings = settings or Settings()
+    with open_catalog(settings) as catalog:
+        file = Path(target)
+        if file.suffix == ".toml" or file.is_file():
+            config = load(file, overrides)
+        else:
+            config = _config_of(target, catalog, overrides)
+        resolved, inputs = resolve(config, catalog, settings)
+        row = Rows(catalog).find(resolved.name)
+    mark = fingerprint(resolved, inputs)
+    staging = Staging(settings.resume_dir, resolved.name, mark)
+    published = bool(row and row["fingerprint"] == mark)
+    others = [
+        d
+        for d in sorted(settings.resume_dir.glob(f"{resolved.name}-{'[0-9a-f]' * 12}"))
+        if d != staging.path and d.is_dir()
+    ]
+    out = []
+    for cut in cuts(resolved, inputs):
+        key = cut_key(resolved, inputs, cut)
+        stage, why = staging.restore(cut.pair, key)
+        entry: dict[str, Any] = {"pair": cut.pair, "kind": cut.kind, "reused": stage is not None, "reason": None}
+        entry["changes"] = []
+        if stage is None:
+            entry["reason"] = why or ("the dataset is published; nothing is left to do" if published else None)
+            for other in others:
+                marker = read_marker(other / "cuts" / cut.pair)
+                if marker is not None:
+                    entry["changes"] = changes(marker["document"], key) or ["another cut of the series"]
+                    entry["reason"] = why or f"finished for {other.name}, but something changed"
+            entry["reason"] = entry["reason"] or "never finished"
+        out.append(entry)
+    return Explanation(resolved.name, mark, str(staging.path), published, out)
+
+
+def _config_of(name: str, catalog: Any, overrides: Mapping[str, Any] | None) -> ExportConfig:
+    """The settings of a dataset, or of the newest export job of that name."""
+    values: dict[str, Any] | None = None
+    row = next((r for r in catalog.datasets() if r.name == name), None)
+    if row is not None:
+        values = row.manifest["config"]
+    else:
+        job = next((j for j in catalog.jobs.recent(limit=1000) if j.config.get("name") == name), None)
+        if job is not None:
+            values = job.config
+    if values is None:
+        raise NotFoundError(f"{name!r} is neither a file nor a dataset nor an export that was begun")
+    plain = {k: v for k, v in json.loads(json.dumps(values)).items() if v is not None}
+    return configure(None, {**plain, **(overrides or {})})
