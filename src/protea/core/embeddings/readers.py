@@ -22,7 +22,7 @@ from protea.core.embeddings.source import Source
 from protea.errors import ConfigError, InputError, NotFoundError
 
 PARQUET_ROWS = 4096
-NPZ_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError)
+NPZ_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, RuntimeError)
 
 
 def open_source(path: Path, *, ids: str | os.PathLike[str] | None = None, pool: str | None = None) -> Source:
@@ -161,7 +161,7 @@ def _parquet(path: Path) -> Source:
         stored = np.result_type(*dtypes)
     if keys.null_count:
         raise InputError(f"{where}: {keys.null_count} rows have no {id_name}; every vector needs an accession")
-    ids = common.accessions(keys.combine_chunks().cast(pa.string()), where)
+    ids = common.accessions(keys.combine_chunks(), where)
 
     def blocks() -> Iterator[tuple[slice, np.ndarray]]:
         start = 0
@@ -211,7 +211,8 @@ def _numpy_dtype(kind: pa.DataType, where: str) -> np.dtype:
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)  # text that its writer did not mark as such
+    return is_binary or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:

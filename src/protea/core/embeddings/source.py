@@ -71,8 +71,10 @@ def float_dtype(dtype: np.dtype, where: str) -> np.dtype:
     """The native form of an accepted number type; InputError for every other one."""
     if dtype.kind == "f" and dtype.itemsize in (2, 4, 8):
         return dtype.newbyteorder("=")
-    advice = "quantised vectors must be turned back into float16 or float32" if dtype.kind in "iu" else "see the docs"
-    raise InputError(f"{where}: vectors of type {dtype} are not accepted, only float16, float32 and float64 ({advice})")
+    raise InputError(
+        f"{where}: vectors of type {dtype} are not accepted, only float16, float32 and float64 (turn quantised ones back "
+        "into floating point)"
+    )
 
 
 def per_residue_or(where: str, key: str, shape: Sequence[int], pool: bool = False) -> str:
