@@ -206,6 +206,12 @@ def test_hdf5_values_in_other_files_are_refused(tmp_path):
     refused(tmp_path / "y.h5", "embeddings", "another file")
 
 
+def test_hdf5_file_that_the_caller_has_open(tmp_path):
+    path = write_h5(tmp_path / "x.h5", {"P1": np.ones(4, np.float32)})
+    with h5py.File(path):
+        assert inspect_embeddings(path).vectors == 1
+
+
 def test_hdf5_original_ids(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as f:
         for i, name in enumerate(["sp|P10001|X", "P10002"]):

@@ -39,7 +39,7 @@ def open_hdf5(path: Path, *, pool: bool = False) -> Source:
     """The vectors of an HDF5 file; InputError for what cannot be one vector for each accession."""
     where = str(path)
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with h5py.File(path, "r") as file:
             keys, places, skipped = _hard_links(file)
             if len(keys) <= TWO_ARRAYS:
                 opened = ((key, h5o.open(file.id, key)) for key in keys)
@@ -49,7 +49,7 @@ def open_hdf5(path: Path, *, pool: bool = False) -> Source:
                     return _two_arrays(file, path, small, texts, skipped)
             index = _index(file, keys, places, path, pool)
     except DAMAGE as e:
-        raise InputError(f"{where}: not a readable HDF5 file, truncated or damaged: {e}") from e
+        raise InputError(f"{where}: not readable as HDF5 (truncated, damaged, or open elsewhere for writing): {e}") from e
     if not index.keys:
         raise InputError(f"{where}: there are no vectors in it ({skipped} links, which are not followed)")
     ids = common.accessions(pa.array(index.original or index.keys, pa.binary()), where, groups=not index.original)
@@ -186,7 +186,7 @@ def _blocks(path: Path, index: _Index) -> Iterator[tuple[np.ndarray, np.ndarray]
     others = np.flatnonzero((offset < 0) | (length != 1))
     if not others.size:
         return
-    with h5py.File(path, "r", locking=False) as file:
+    with h5py.File(path, "r") as file:
         for start in range(0, others.size, POOL_ROWS):
             rows = others[start : start + POOL_ROWS]
             block = np.empty((rows.size, index.dim), index.stored.newbyteorder("="))
@@ -223,7 +223,7 @@ def _two_arrays(
     step = common.rows_per_block(matrix.shape[1], dtype)
 
     def blocks() -> Iterator[tuple[slice, np.ndarray]]:
-        with h5py.File(path, "r", locking=False) as again:
+        with h5py.File(path, "r") as again:
             for start in range(0, len(texts_read), step):
                 try:
                     yield slice(start, start + step), again[key][start : start + step]
