@@ -49,7 +49,9 @@ def open_hdf5(path: Path, *, pool: bool = False) -> Source:
                     return _two_arrays(file, path, small, texts, skipped)
             index = _index(file, keys, places, path, pool)
     except DAMAGE as e:
-        raise InputError(f"{where}: not readable as HDF5 (truncated, damaged, or open elsewhere for writing): {e}") from e
+        raise InputError(
+            f"{where}: not readable as HDF5 (truncated, damaged, or open elsewhere for writing): {e}"
+        ) from e
     if not index.keys:
         raise InputError(f"{where}: there are no vectors in it ({skipped} links, which are not followed)")
     ids = common.accessions(pa.array(index.original or index.keys, pa.binary()), where, groups=not index.original)
