@@ -1,0 +1,133 @@
+"""`protea load KIND FILE`: what `protea.ingest` does, with progress and a line about what was loaded."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from protea.cli import describe
+from protea.cli.output import read_settings, write, write_json
+from protea.cli.progress import file_size, reading
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+
+Name = Annotated[str | None, typer.Option(help="Its name; the default is the release's label, else the file's stem.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@app.callback()
+def _group() -> None:
+    """Load an input: the same bytes again are recognised, another file under a taken name is refused."""
+
+
+def load(file: Path, json: bool, how: Callable[[Callable[[int], None]], Any]) -> None:
+    """Run a load with progress, and say what it did."""
+    with reading(f"load {file.name}", file_size(file)) as progress:
+        result = how(progress)
+    tell(result, json)
+
+
+def tell(result: Any, json: bool) -> None:
+    """Say what a load did."""
+    if json:
+        inputs = [
+            {"new": new, **describe.as_json(row)} for row, new in zip(result.rows, result.new, strict=True)
+        ]  # fmt: skip
+        write_json({"kind": result.kind, "already_loaded": result.already_loaded, "inputs": inputs})
+        return
+    for row, new in zip(result.rows, result.new, strict=True):
+        done = "loaded" if new else "already loaded:"
+        write(f"{done} {describe.TITLES[result.kind]} {row.name}: {describe.content(result.kind, row.stats)}")
+        for line in describe.remarks(result.kind, row.stats) if new else []:
+            write(f"  {line}")
+
+
+@app.command()
+def ontology(
+    file: Annotated[Path, typer.Argument(help="A GO release, OBO format.")], name: Name = None, json: Json = False
+) -> None:
+    """Load a GO release (OBO, plain or gzipped)."""
+    from protea.ingest import load_ontology
+
+    load(file, json, lambda progress: load_ontology(read_settings(), file, name=name, progress=progress))
+
+
+@app.command()
+def annotations(
+    file: Annotated[Path, typer.Argument(help="A GAF, version 2.0 to 2.2.")],
+    source: Annotated[str, typer.Option(help="Where it is from, such as goa.")],
+    version: Annotated[str | None, typer.Option(help="Its release: an integer or a date like 2014-09-30.")] = None,
+    cut_dates: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Make a set of the rows up to each of these dates.")
+    ] = None,
+    proteins: Annotated[str | None, typer.Option(help="Keep only rows of this loaded protein set.")] = None,
+    databases: Annotated[str, typer.Option(metavar="A,B,...", help="The databases (column 1) to keep.")] = "UniProtKB",
+    max_rejected: Annotated[float, typer.Option(help="The share of malformed rows that is accepted.")] = 0.01,
+    name: Annotated[str | None, typer.Option(help="Its name; the default is SOURCE:VERSION.")] = None,
+    json: Json = False,
+) -> None:
+    """Load an annotation release (GAF, plain or gzipped)."""
+    from protea.ingest import load_annotations
+
+    load(
+        file,
+        json,
+        lambda progress: load_annotations(
+            read_settings(),
+            file,
+            source=source,
+            version=version,
+            cut_dates=words(cut_dates),
+            proteins=proteins,
+            databases=words(databases),
+            max_rejected=max_rejected,
+            name=name,
+            progress=progress,
+        ),
+    )
+
+
+@app.command()
+def proteins(
+    file: Annotated[Path, typer.Argument(help="Sequences, FASTA.")], name: Name = None, json: Json = False
+) -> None:
+    """Load protein sequences (FASTA, plain or gzipped)."""
+    from protea.ingest import load_proteins
+
+    load(file, json, lambda progress: load_proteins(read_settings(), file, name=name, progress=progress))
+
+
+@app.command()
+def embeddings(
+    file: Annotated[Path, typer.Argument(help="Vectors: HDF5, NPZ, NPY (with --ids) or Parquet.")],
+    name: Name = None,
+    ids: Annotated[Path | None, typer.Option(help="For NPY: a text file of accessions, one a line.")] = None,
+    pool: Annotated[str | None, typer.Option(metavar="mean", help="Average per-residue matrices (HDF5).")] = None,
+    json: Json = False,
+) -> None:
+    """Load embeddings, one vector a protein."""
+    from protea.ingest import load_embeddings
+
+    load(
+        file,
+        json,
+        lambda progress: load_embeddings(read_settings(), file, name=name, ids=ids, pool=pool, progress=progress),
+    )
+
+
+@app.command()
+def taxonomy(
+    file: Annotated[Path, typer.Argument(help="A directory with nodes.dmp and others, or a .tar.gz of it.")],
+    name: Name = None,
+    json: Json = False,
+) -> None:
+    """Load an NCBI taxdump."""
+    from protea.ingest import load_taxonomy
+
+    load(file, json, lambda progress: load_taxonomy(read_settings(), file, name=name, progress=progress))
+
+
+def words(text: str | None) -> list[str]:
+    """The parts of `a,b,c`."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
