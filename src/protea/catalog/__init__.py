@@ -73,11 +73,13 @@ class Catalog:
 
     def __init__(self, settings: Settings, *, migrate: bool = False) -> None:
         self._server: EmbeddedServer | None = None
-        if settings.database_url is None:
-            self._server = EmbeddedServer(settings.storage / "postgres")
-            self._server.acquire()
         try:
-            self.url = _url(settings.database_url) if self._server is None else _embedded_url(self._server)
+            if settings.database_url:
+                self.url = _url(settings.database_url)
+            else:
+                self._server = EmbeddedServer(settings.storage / "postgres")
+                self._server.acquire()
+                self.url = _embedded_url(self._server)
             self.engine = _engine(self.url)
             self.jobs = Jobs(self.session)
             self._check_revision(migrate or self._server is not None)

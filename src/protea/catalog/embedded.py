@@ -19,19 +19,25 @@ import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from protea.catalog import pgprograms
 from protea.errors import DatabaseError
+
+if TYPE_CHECKING:
+    import psutil
 
 START_SECONDS = 300.0
 """How long a start may take; recovering from a crash replays at most the write-ahead log (256 MB)."""
 STOP_SECONDS = 60.0
 LOCK_SECONDS = 600.0
+_GREETING = struct.pack("!II", 8, 80877103)
+"""PostgreSQL's SSLRequest: the one message that is answered before anything else, with one byte."""
 
 
 class EmbeddedServer:
@@ -136,32 +142,37 @@ class EmbeddedServer:
         except (FileNotFoundError, UnicodeDecodeError):
             return []
 
-    def _ready(self) -> bool:
-        """The server says that it is ready and takes connections."""
+    def _says_ready(self) -> bool:
         lines = self._pid_file()
-        if len(lines) < 8 or lines[7].strip() != "ready":
-            return False
+        return len(lines) > 7 and lines[7].strip() == "ready"
+
+    def _answer(self) -> bytes:
+        """What the server says to a greeting: a byte when it is up, `refused` when nobody listens, else nothing."""
         with socket.socket(socket.AF_UNIX) as s:
             s.settimeout(5)
             try:
-                s.connect(str(self.data / lines[4] / pgprograms.SOCKET))
+                s.connect(str(self.socket_dir / pgprograms.SOCKET))
+                s.sendall(_GREETING)
+                return s.recv(1)
+            except (FileNotFoundError, ConnectionRefusedError):
+                return b"refused"
             except OSError:
-                return False
-        return True
+                return b""
 
-    def _postmaster(self) -> int | None:
-        """The pid of our live postmaster; a reused pid, a zombie or another directory's server is not it."""
+    def _ready(self) -> bool:
+        return self._says_ready() and len(self._answer()) == 1
+
+    def _postmaster(self) -> "psutil.Process | None":
+        """Our live postmaster; a reused pid, a zombie or another directory's server is not it."""
         import psutil
 
-        lines = self._pid_file()
         try:
-            pid = int(lines[0])
-            process = psutil.Process(pid)
-            return pid if process.status() != psutil.STATUS_ZOMBIE and self._is_ours(process) else None
+            process = psutil.Process(int(self._pid_file()[0]))
+            return process if _alive(process) and self._is_ours(process) else None
         except (IndexError, ValueError, psutil.Error):
             return None
 
-    def _is_ours(self, process: Any) -> bool:
+    def _is_ours(self, process: "psutil.Process") -> bool:
         """Whether a process is a PostgreSQL one working in our data directory."""
         import psutil
 
@@ -180,17 +191,17 @@ class EmbeddedServer:
             return
         self._check_host()
         deadline = time.monotonic() + START_SECONDS
-        failures, silent_since, self._child = 0, None, None
+        failures, refused_since, self._child = 0, None, None
         while time.monotonic() < deadline:
             if self._ready():
                 return
             if self._postmaster() is not None:
-                lines = self._pid_file()
-                if len(lines) > 7 and lines[7].strip() == "ready":  # up, but its socket was moved or removed
-                    silent_since = silent_since or time.monotonic()
-                    if time.monotonic() - silent_since > 5:
-                        self._stop()
-                        silent_since = None
+                if not (self._says_ready() and self._answer() == b"refused"):
+                    refused_since = None
+                elif refused_since is None:
+                    refused_since = time.monotonic()
+                elif time.monotonic() - refused_since > 3:  # up, but its socket was moved or removed
+                    self._stop()
             elif self._child is None or self._child.poll() is not None:
                 if self._child is not None:
                     failures += 1
@@ -245,11 +256,11 @@ class EmbeddedServer:
         """Remove what a killed postmaster left: backends that have not noticed yet, then its lock files."""
         import psutil
 
-        def remaining() -> list[Any]:
+        def remaining() -> list["psutil.Process"]:
             found = []
             for p in psutil.process_iter(["name"]):
                 with contextlib.suppress(psutil.Error):
-                    if p.info["name"] == "postgres" and self._is_ours(p) and p.status() != psutil.STATUS_ZOMBIE:
+                    if p.info["name"] == "postgres" and self._is_ours(p) and _alive(p):
                         found.append(p)
             return found
 
@@ -283,17 +294,29 @@ class EmbeddedServer:
 
     def _stop(self) -> None:
         """Fast shutdown (SIGINT, what `pg_ctl stop -m fast` sends); an immediate one when that takes too long."""
+        import psutil
+
         for sig, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, STOP_SECONDS / 4)):
-            pid = self._postmaster()
-            if pid is None:
+            process = self._postmaster()
+            if process is None:
                 break
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sig)
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(sig)
             deadline = time.monotonic() + seconds
-            while self._postmaster() is not None and time.monotonic() < deadline:
+            while _alive(process) and time.monotonic() < deadline:
                 time.sleep(0.01)
         if self._child is not None:
             self._child.poll()
+
+
+def _alive(process: "psutil.Process") -> bool:
+    """Whether a process runs; one that ended but was not waited for does not."""
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _open_lock(path: Path) -> int:

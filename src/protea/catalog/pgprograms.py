@@ -88,7 +88,7 @@ def launch(data: Path, log: Path) -> subprocess.Popen[bytes]:
     for path in (data, postgres):
         _open_the_way(path, identity)
     options = _OPTIONS | ({"io_method": "sync"} if version >= 18 else {})  # three worker processes fewer
-    arguments = [postgres, "-D", data, "-p", str(PORT), "-k", _socket_dir(data, identity)]
+    arguments = [str(postgres), "-D", str(data), "-p", str(PORT), "-k", _socket_dir(data, identity)]
     for key, value in options.items():
         arguments += ["-c", f"{key}={value}"]
     if log.exists() and log.stat().st_size > _LOG_BYTES:

@@ -1,0 +1,74 @@
+"""Fixtures: settings with a home of their own, on an embedded server of their own or a database of a shared one.
+
+`own_settings`  a fresh home; the first use starts (and makes) its embedded PostgreSQL, about a second.
+`settings`      a fresh home; PROTEA_DATABASE_URL is a fresh migrated database on a server shared by the session (fast).
+`blank_url`     the URL of a fresh database without tables on that server.
+`catalog`       the open catalogue of `settings`.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from protea.catalog import Catalog, open_catalog, upgrade
+from protea.catalog.embedded import EmbeddedServer
+from protea.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No PROTEA_* of the developer's shell reaches a test (but for where the real data is)."""
+    for name in [n for n in os.environ if n.startswith("PROTEA_") and n != "PROTEA_TEST_DATA"]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def own_settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def _new_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """A function making a database from a template and giving its URL."""
+    server = EmbeddedServer(tmp_path_factory.mktemp("server") / "postgres")
+    server.acquire()
+    place = quote(str(server.socket_dir), safe="")
+    numbers = itertools.count(1)
+
+    def make(template: str) -> str:
+        name = f"test_{next(numbers)}"
+        with psycopg.connect(f"postgresql://postgres@/postgres?host={place}", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return f"postgresql://postgres@/{name}?host={place}"
+
+    yield make
+    server.release()
+
+
+@pytest.fixture(scope="session")
+def _migrated(_new_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of a migrated database to copy."""
+    url = _new_database("template0")
+    upgrade(Settings(home=tmp_path_factory.mktemp("template"), database_url=url))
+    return url.partition("?")[0].rpartition("/")[2]
+
+
+@pytest.fixture
+def blank_url(_new_database: Callable[[str], str]) -> str:
+    return _new_database("template0")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, _new_database: Callable[[str], str], _migrated: str) -> Settings:
+    return Settings(home=tmp_path / "home", database_url=_new_database(_migrated))
+
+
+@pytest.fixture
+def catalog(settings: Settings) -> Iterator[Catalog]:
+    with open_catalog(settings) as opened:
+        yield opened
