@@ -162,5 +162,5 @@ def _drawing(what: str) -> Any:
     if what == "download":
         columns += [p.DownloadColumn(), p.TransferSpeedColumn()]
     else:
-        columns += [p.TaskProgressColumn(), p.TextColumn("{task.fields[rows]}")]
+        columns += [p.MofNCompleteColumn(), p.TextColumn("{task.fields[rows]}")]
     return p.Progress(*columns, p.TimeRemainingColumn(), console=Console(stderr=True, highlight=False), transient=True)
