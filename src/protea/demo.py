@@ -6,6 +6,7 @@ everybody, and the command line's way of printing. Run again, it finds everythin
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ loaded stays with its content, and the demo must run in a home that has seen an 
 def run(settings: Settings, report: Callable[..., None] | None = None, directory: Path | None = None) -> Dataset:
     """Write the proteome's files into `directory` (default `<storage>/demo`), make the dataset of them, show both.
 
-    `report(kind, **what)` hears of the export's events, as in `protea.export`. Errors: those of loading and exporting.
+    `report(kind, **what)` hears of the export's events, as in `protea.export`; a context manager (a progress display) is
+    entered for the export alone. Errors: those of loading and exporting.
     """
     from protea.core.embeddings.kmer import kmer_source
     from protea.core.proteins import read_fasta
@@ -49,18 +51,19 @@ def run(settings: Settings, report: Callable[..., None] | None = None, directory
         vectors = kmer_source(read_fasta(files.proteins)[0])
         tell(load_embeddings(settings, vectors, name=f"kmer-{NAME}"), False)
         sys.stdout.flush()  # the events are told on standard error
-        dataset = export(
-            settings=settings,
-            report=hear,
-            name=NAME,
-            ontology=NAME,
-            proteins=NAME,
-            embedding_config=f"kmer-{NAME}",
-            annotation_source=NAME,
-            train_versions=versions[:-1],
-            test_versions=versions[-1:],
-            use_embedding_pca=True,
-        )
+        with report if isinstance(report, AbstractContextManager) else nullcontext():
+            dataset = export(
+                settings=settings,
+                report=hear,
+                name=NAME,
+                ontology=NAME,
+                proteins=NAME,
+                embedding_config=f"kmer-{NAME}",
+                annotation_source=NAME,
+                train_versions=versions[:-1],
+                test_versions=versions[-1:],
+                use_embedding_pca=True,
+            )
     show(dataset, unchanged="export.unchanged" in events)
     return dataset
 
