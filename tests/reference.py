@@ -2,7 +2,8 @@
 
 Loops, dicts and sets; nothing of the product is imported, so that an agreement between the two means something. numpy
 rounds to float32, widens stored vectors to float64 and finds the principal components; nothing else. Called by the
-tests that compare the product with it; reads the plain worlds of `worlds.py`.
+tests that compare the product with it; reads the plain worlds of `worlds.py`. The families of sections 9 to 11 and 14
+to 17, and a supplied IA, are in `reference_families.py`, which `export` calls when one of their settings is on.
 
 Floats are summed with explicit loops: from Python 3.12 on, the built-in `sum` compensates, which the contract forbids.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from reference_families import Families, FamilyCut
     from worlds import World
 
 EXPERIMENTAL = ("EXP", "IDA", "IPI", "IMP", "IGI", "IEP", "HTP", "HDA", "HMP", "HGI", "HEP")
@@ -69,15 +71,27 @@ DEFAULTS: dict[str, Any] = {
     "exclude_identical_sequences": False,
     "expand_votes_to_ancestors": False,
     "use_embedding_pca": False,
+    "compute_alignments": False,
+    "compute_taxonomy": False,
+    "compute_self_prior": False,
+    "compute_association": False,
+    "interpro_candidates": False,
+    "taxonomy": None,
+    "term_vectors": None,
+    "interpro": None,
+    "external_scores": None,
+    "information_accretion": None,
+    "max_alignment_cells": None,
 }
 _NAMES = {
     *("name", "ontology", "proteins", "embedding_config", "annotation_source"),
     *("train_versions", "test_versions"),
 }
-_LATER = {
-    *("compute_alignments", "compute_taxonomy", "compute_self_prior", "compute_association", "interpro_candidates"),
-    *("taxonomy", "term_vectors", "interpro", "external_scores", "information_accretion", "max_alignment_cells"),
+_SWITCHES = {
+    *("compute_alignments", "compute_taxonomy", "compute_self_prior", "compute_association"),
+    *("term_vectors", "interpro", "external_scores", "information_accretion"),
 }
+"""The settings that turn a family of `reference_families` on."""
 
 
 def f32(x: float) -> float:
@@ -198,6 +212,11 @@ def row_date(fields: tuple[str, ...]) -> date | None:
         return None
 
 
+def row_taxon(fields: tuple[str, ...]) -> int | None:
+    found = re.fullmatch(r"(?:taxon:)?([0-9]+)", fields[12].split("|")[0].strip())
+    return int(found[1]) if found else None
+
+
 def qualifier_tokens(text: str) -> list[str]:
     # AMBIGUOUS: blanks around any token are ignored, as the contract says for NOT.
     return [token.strip().lower() for token in text.split("|")]
@@ -217,7 +236,7 @@ class AnnotationSet:
 
     `positive`: accession -> [(term, evidence, normalised qualifier)], roots and NOT rows left out;
     `negative`: accession -> [(term, evidence)]; `occurs`: accessions with a stored row (of the whole file, when the set
-    is derived by date); `dropped`: reason -> rows.
+    is derived by date); `taxa`: accession -> taxon of its first row that has one; `dropped`: reason -> rows.
     """
 
     def __init__(
@@ -226,6 +245,7 @@ class AnnotationSet:
         self.positive: dict[str, list[tuple[str, str, str]]] = {}
         self.negative: dict[str, list[tuple[str, str]]] = {}
         self.occurs: set[str] = set()
+        self.taxa: dict[str, int] = {}
         self.dropped = dict.fromkeys(REASONS, 0)
         for fields in rows:
             reason = malformed(fields)
@@ -237,6 +257,10 @@ class AnnotationSet:
             when = row_date(fields)
             if upto is not None and when is not None and when > upto:
                 continue
+            # AMBIGUOUS: any well-formed row of the set's databases may give the taxon, whatever becomes of its term.
+            taxon = row_taxon(fields)
+            if taxon is not None and fields[0] in databases:
+                self.taxa.setdefault(fields[1], taxon)
             if fields[0] not in databases:
                 self.dropped["other_database"] += 1
             elif fields[6] == "ND":
@@ -295,13 +319,15 @@ def donor_codes(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def complete(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the defaults filled in; refuses what this reference does not cover."""
-    for key, value in settings.items():
-        if key in _LATER and value:
-            raise ValueError(f"{key} is outside this reference")
-        if key not in DEFAULTS and key not in _NAMES and key not in _LATER:
+    """The settings with the defaults filled in; refuses unknown ones and a family that is on without its input."""
+    for key in settings:
+        if key not in DEFAULTS and key not in _NAMES:
             raise ValueError(f"unknown setting {key}")
-    return {**DEFAULTS, **settings}
+    out = {**DEFAULTS, **settings}
+    for key, needed in (("compute_taxonomy", "taxonomy"), ("interpro_candidates", "interpro")):
+        if out[key] and not out[needed]:
+            raise ValueError(f"{key} is on without {needed}")
+    return out
 
 
 def version_label(version: int | str | date) -> str:
@@ -531,6 +557,8 @@ def export(
 ) -> dict[str, Any]:
     """The whole dataset: `train`, `eval`, `truth`, `known` (lists of row dicts), `counts` and `dropped`.
 
+    With a later family on also `dropped["tables"]`; with alignments also `alignments` ((query, donor) -> kind -> (score,
+    every right answer), None where there is none) and `alignments_skipped`. `reference_families.differences` compares.
     `pca_of`: (mean, components) to use instead of this module's own PCA.
     """
     cfg = complete(settings)
@@ -538,6 +566,11 @@ def export(
     vectors = Vectors(world.embeddings, cfg["metric"])
     sequences = {acc: clean_sequence(p.sequence) for acc, p in world.proteins.items()}
     axes = (pca_of or pca(world)) if cfg["use_embedding_pca"] else None
+    families: Families | None = None
+    if any(cfg[key] for key in _SWITCHES):
+        from reference_families import Families
+
+        families = Families(world, cfg, ont, sequences)
     cuts = cuts_of(cfg)
     sets: dict[str, AnnotationSet] = {}
     for _, old, new in cuts:
@@ -550,12 +583,17 @@ def export(
     out["dropped"] = {"annotation_sets": dropped_sets, "cuts": {}}
     for kind, old, new in cuts:
         pair = f"v{old}-v{new}"
-        cut = _cut(pair, sets[old], sets[new], ont, cfg, vectors, sequences, axes)
+        cut = _cut(pair, sets[old], sets[new], ont, cfg, vectors, sequences, axes, families)
         out[kind] += cut["rows"]
         out["truth"] += cut["truth"]
         out["known"] += cut["known"]
         out["counts"][pair] = cut["counts"]
         out["dropped"]["cuts"][pair] = cut["dropped"]
+    if families is not None:
+        out["dropped"]["tables"] = families.dropped
+        if families.alignments is not None:
+            out["alignments"] = families.alignments.of
+            out["alignments_skipped"] = len(families.alignments.skipped)
     return out
 
 
@@ -582,9 +620,11 @@ def _cut(
     vectors: Vectors,
     sequences: dict[str, str],
     axes: tuple[list[float], list[list[float]]] | None,
+    families: Families | None,
 ) -> dict[str, Any]:
     truth = Truth(old, new, ont, cfg)
     donors = Donors(old, ont, cfg, vectors)
+    extra = families.in_cut(old, truth, donors) if families is not None else None
     counts = {c: {a: dict.fromkeys(COUNTS, 0) for a in ASPECTS} for c in CATEGORIES}
     rows: list[dict[str, Any]] = []
     truth_rows: list[dict[str, Any]] = []
@@ -606,7 +646,7 @@ def _cut(
             count["queried"] += 1
             if q not in lists:
                 lists[q] = {b: neighbours(q, b, donors, vectors, cfg, sequences) for b in ASPECTS}
-            found = _rows(q, a, lists[q], truth, donors, ont, cfg, sequences)
+            found = _rows(q, a, lists[q], truth, donors, ont, cfg, sequences, extra)
             # AMBIGUOUS: `without_candidate` counts the queried members without a row, not those without a vector.
             count["without_candidate"] += not found
         else:
@@ -655,12 +695,16 @@ def _rows(
     ont: Ontology,
     cfg: dict[str, Any],
     sequences: dict[str, str],
+    extra: FamilyCut | None,
 ) -> list[dict[str, Any]]:
-    """The candidates of one member, by GO id, with every column that this issue fills."""
+    """The candidates of one member, by GO id, with every column."""
     near = lists[a]
     candidates: set[str] = set()
     for _, r in near:
         candidates |= donors.a[r][a]
+    if extra is not None:
+        # Members without a vector are no queries and get no InterPro-only rows either.
+        candidates |= extra.families.interpro_terms(q, a)
     if not cfg["keep_known"]:
         candidates -= truth.known[q][a]
     known = truth.terms_known(q)
@@ -668,8 +712,6 @@ def _rows(
     rows = []
     for term in sorted(candidates, key=by_bytes):
         voters = [(rank + 1, dist, r) for rank, (dist, r) in enumerate(near) if term in donors.a[r][a]]
-        rank, distance, donor = voters[0]
-        qualifier, evidence = donors.best_row(donor, term)
         above = [k for k in known if k != term and term in ont.closure(k)]
         below = [k for k in known if k != term and k in ont.closure(term)]
         row: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -678,28 +720,35 @@ def _rows(
             go_term_id=term,
             aspect=a,
             label=int(term in truth.novel[q, a]),
-            ref_protein_accession=donor,
-            distance=distance,
             vote_count=len(voters),
-            k_position=rank,
             neighbor_vote_fraction=f32(len(voters) / cfg["k"]),
-            neighbor_min_distance=min(dist for _, dist, _ in voters),
-            neighbor_mean_distance=f32(_mean([dist for _, dist, _ in voters])),
-            neighbor_distance_std=f32(spread),
-            qualifier=qualifier,
-            evidence_code=evidence,
-            go_term_frequency=donors.frequency[a][term],
-            ref_annotation_density=sum(len(donors.d[donor][b]) for b in ASPECTS),
+            go_term_frequency=donors.frequency[a].get(term, 0),
             information_accretion=accretion(truth, ont, term),
             length_query=len(sequences[q]) if q in sequences else None,
-            length_ref=len(sequences[donor]) if donor in sequences else None,
             anc2vec_query_known_count=len(known),
             lineage_is_ancestor_of_known=bool(above),
             lineage_is_descendant_of_known=bool(below),
             lineage_ancestor_of_count=len(above),
             lineage_descendant_of_count=len(below),
-            knn_present=True,
+            knn_present=bool(voters),
         )
+        if voters:
+            rank, distance, donor = voters[0]
+            qualifier, evidence = donors.best_row(donor, term)
+            row.update(
+                ref_protein_accession=donor,
+                distance=distance,
+                k_position=rank,
+                neighbor_min_distance=min(dist for _, dist, _ in voters),
+                neighbor_mean_distance=f32(_mean([dist for _, dist, _ in voters])),
+                neighbor_distance_std=f32(spread),
+                qualifier=qualifier,
+                evidence_code=evidence,
+                ref_annotation_density=sum(len(donors.d[donor][b]) for b in ASPECTS),
+                length_ref=len(sequences[donor]) if donor in sequences else None,
+            )
+        if extra is not None:
+            row.update(extra.columns(q, a, term, [r for _, r in near], [r for _, _, r in voters]))
         rows.append(row)
     return rows
 
