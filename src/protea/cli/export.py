@@ -114,7 +114,7 @@ def plan(file: File = None, json: Json = False, **values: Any) -> None:
         donors = "/".join(cell(cut["donors"][a]) for a in ("mfo", "bpo", "cco"))
         where = (cut["pair"], cut["label"])
         lines.append((*where, *by_category, cut["queries"], donors, cut["expected_rows"], cut["status"]))
-    table(("CUT", "LABEL", "NK", "LK", "PK", "QUERIES", "DONORS F/P/C", "ROWS (ABOUT)", "STATUS"), lines)
+    table(("CUT", "LABEL", "NK", "LK", "PK", "QUERIES", "DONORS F/P/C", "ROWS (ABOUT)", "STATUS"), lines, text=8)
     write()
     write(f"export        {found['name']} ({found['fingerprint'][:12]})")
     write(f"rows (about)  {found['expected_rows']:,}")
@@ -169,4 +169,4 @@ def explain(
         why = "; ".join([*([cut["reason"]] if cut["reason"] else []), *map(str, cut["changes"])])
         state = "reused" if cut["reused"] else "published" if found["published"] else "to compute"
         lines.append((cut["pair"], state, why if state == "to compute" else ""))
-    table(("CUT", "STATUS", "WHY"), lines)
+    table(("CUT", "STATUS", "WHY"), lines, text=2)

@@ -42,7 +42,7 @@ def list_(
     for k, rows in found.items():
         for row in rows:
             lines.append(dataset_line(row) if k == "datasets" else _input_line(row))
-    table(("KIND", "NAME", "VERSION", "CONTENT", "SIZE", "WHEN"), lines)
+    table(("KIND", "NAME", "VERSION", "CONTENT", "SIZE", "WHEN"), lines, text=3)
 
 
 def _input_line(row: Any) -> tuple[str, ...]:

@@ -132,7 +132,8 @@ def _misused(e: Any, debug: bool) -> int:
         print(e.ctx.get_help())
         return 2
     path = e.ctx.command_path if e.ctx is not None else "protea"
-    return _failed(f"{e.format_message().rstrip('.')} (see `{path} --help`)", 2, debug)
+    text = e.format_message().replace(": Value error, ", ": ").rstrip(".")
+    return _failed(f"{text} (see `{path} --help`)", 2, debug)
 
 
 def _failed(text: str, code: int, debug: bool) -> int:

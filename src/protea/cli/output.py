@@ -5,7 +5,9 @@ No control character, line break or markup of a name or a file reaches a termina
 
 import datetime as dt
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,31 +75,29 @@ def cell(value: Any) -> str:
     return "" if value is None else clean(str(value))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Columns under a head, numbers to the right. Names stay whole: folded on a terminal, uncut in a pipe."""
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, text: int | None = None) -> None:
+    """Columns under a head, numbers to the right, every value whole; only a terminal gets column `text` folded."""
     rows = list(rows)
     numeric = [
         any(isinstance(r[i], int | float) for r in rows) and not any(isinstance(r[i], str) and r[i] for r in rows)
         for i in range(len(head))
     ]
-    cells = [[cell(value) for value in row] for row in rows]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        shown = Table(box=None, pad_edge=False, header_style="bold")
-        for name, right in zip(head, numeric, strict=True):
-            shown.add_column(Text(name), justify="right" if right else "left", overflow="fold")
-        for line in cells:
-            shown.add_row(*map(Text, line))
-        Console(highlight=False).print(shown)
-        return
-    lines = [list(head), *cells]
+    lines = [list(head), *([cell(value) for value in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    for line in lines:
-        padded = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(line, widths, numeric, strict=True))
-        print("  ".join(padded).rstrip())
+    terminal = sys.stdout.isatty()
+    if terminal and text is not None:
+        room = shutil.get_terminal_size().columns - sum(widths) - 2 * (len(widths) - 1) + widths[text]
+        widths[text] = min(widths[text], max(room, 20))
+    for number, line in enumerate(lines):
+        folded = [line[i] if i != text else "" for i in range(len(line))]
+        parts = [""] if text is None else textwrap.wrap(line[text], widths[text]) or [""]
+        for part in parts:
+            if text is not None:
+                folded[text] = part
+            padded = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(folded, widths, numeric, strict=True))
+            shown = "  ".join(padded).rstrip()
+            print(f"\x1b[1m{shown}\x1b[0m" if terminal and number == 0 else shown)
+            folded = [""] * len(line)
 
 
 def tree(value: dict[str, Any], indent: str = "") -> None:

@@ -92,7 +92,7 @@ class Exporting:
         if self.progress and self.task is not None:
             self.progress.remove_task(self.task)
             self.task = None
-        if self.progress and kind in ("cut.prepared", "assembly.started"):
+        if self.progress and kind in ("cut.started", "cut.prepared", "assembly.started", "plan.cut"):
             total = what.get("queries")
             self.task = self.progress.add_task(_escaped(event(kind, what)), total=total, rows="")
         elif self.progress:
