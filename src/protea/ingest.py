@@ -105,13 +105,10 @@ def load_taxonomy(
     """Load an NCBI taxdump (a directory or a .tar.gz). The name is the directory's or file's stem unless given."""
 
     def read(tmp: Path) -> _Found:
-        import pyarrow.parquet as pq
-
         from protea.core.taxonomy import read_taxdump
 
-        tables, report = read_taxdump(path)
-        for part in ("nodes", "merged", "deleted"):
-            pq.write_table(getattr(tables, part), tmp / f"{part}.parquet", compression="zstd")
+        tables, report = read_taxdump(path, progress)
+        tables.save(tmp)
         stats = report.to_json()
         return _Found(_sha256_json(stats["sha256"]), stats)
 

@@ -1,8 +1,12 @@
 """The Alembic migrations of the catalogue. `upgrade` runs them; called by `protea.catalog`."""
 
+import threading
 from pathlib import Path
 
 from sqlalchemy import Connection
+
+_alembic = threading.Lock()
+"""Alembic keeps its state in modules; other processes are kept away by a lock in the database (see env.py)."""
 
 
 def upgrade(connection: Connection) -> None:
@@ -13,4 +17,5 @@ def upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _alembic:
+        command.upgrade(config, "head")
