@@ -1,9 +1,13 @@
-"""Small random worlds: an ontology, annotation releases, proteins and vectors, as plain Python data and as real files.
+"""Small random worlds: an ontology, annotation releases, proteins, vectors and the inputs of the later families (a
+taxonomy, term vectors, an InterPro table, scores, an IA file), as plain Python data and as real files.
 
 `random_world(seed, size)` is deterministic and fast; `worlds()` wraps it for hypothesis, `settings(world)` and
 `random_settings(seed, world)` draw the settings that go with one, and `minimize(world, fails)` cuts a failing world
 down to what still fails. The reference (`reference.py`) reads the plain data, the product's loaders read the files of
 `World.write`.
+
+The inputs of the later families come from a random stream of their own. `families=True` lets them reach into the rest:
+taxa from all over the taxonomy, sequences that are related and hold odd letters, and settings of those families.
 
 The malformed rows that a world may hold are more than 1 % of its rows: load with a higher limit, or leave the corner
 `malformed` out.
@@ -29,6 +33,14 @@ CORNERS = (
     *("negated", "ids", "roots", "no_data", "other_database", "malformed", "unknown", "qualifiers", "orphans"),
     *("cross_aspect", "ties", "identical", "binding", "new_only", "missing", "derived", "evidence", "chain"),
 )
+TABLES = {
+    "taxonomy": "tax",
+    "term_vectors": "vec",
+    "interpro": "ipr",
+    "external_scores": "ext",
+    "information_accretion": "ia",
+}
+"""The settings that name an input of a later family, and the names that `settings` and `random_settings` give them."""
 _EXPERIMENTAL = ("EXP", "IDA", "IPI", "IMP", "IGI", "IEP", "HTP", "HDA", "HMP", "HGI", "HEP")
 _OTHER = ("TAS", "IC", "IBA", "IBD", "IKR", "ISS", "ISO", "RCA", "NAS", "IGC", "IEA", "IEA", "IEA", "IEA", "IEA")
 
@@ -59,6 +71,16 @@ class Protein:
 
 
 @dataclass(frozen=True)
+class Taxdump:
+    """NCBI's tables. The root is its own parent; what a merged id leads to need not be a node."""
+
+    nodes: dict[int, int]
+    """Node -> parent."""
+    merged: dict[int, int] = field(default_factory=dict)
+    deleted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class World:
     """Everything that an export reads. Versions are labels: integers or ISO dates, as text."""
 
@@ -75,6 +97,15 @@ class World:
     databases: tuple[str, ...] = ("UniProtKB",)
     source: str = "goa"
     seed: int | None = None
+    taxonomy: Taxdump | None = None
+    term_vectors: dict[str, Any] = field(default_factory=dict)
+    """GO id -> a float32 or float64 vector; some ids are other names of a term."""
+    interpro: list[tuple[str, str, float, str, int]] = field(default_factory=list)
+    """(accession, GO id, score, member databases separated by |, signature count)."""
+    scores: list[tuple[str, str, float]] = field(default_factory=list)
+    """(accession, GO id, score)."""
+    ia: dict[str, float] = field(default_factory=dict)
+    """GO id -> information accretion."""
 
     def names(self) -> dict[str, Any]:
         """The required settings."""
@@ -90,7 +121,9 @@ class World:
         """Write real files; returns their paths.
 
         `ontology`, `proteins`: a path; `annotations`: version -> path; `derived`: a path or None (its cut dates are
-        `cut_dates`); `embeddings`: `npz`, `parquet` and `h5` -> path, all of the same vectors.
+        `cut_dates`); `embeddings`: `npz`, `parquet` and `h5` -> path, all of the same vectors; `taxonomy` (a
+        directory), `term_vectors` (NPZ: `ids`, `vectors`), `interpro`, `external_scores` and `information_accretion`
+        (TSV): a path, or None where the world has none.
         """
         directory.mkdir(parents=True, exist_ok=True)
         paths: dict[str, Any] = {"ontology": directory / "go.obo", "proteins": directory / "proteins.fasta"}
@@ -104,7 +137,7 @@ class World:
         if self.cut_dates:
             paths["derived"] = _write_gaf(directory / "derived.gaf.gz", self.derived_rows, "derived", header=True)
         paths["embeddings"] = write_embeddings(self.embeddings, directory)
-        return paths
+        return {**paths, **_write_families(self, directory)}
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -166,6 +199,46 @@ def write_embeddings(embeddings: dict[str, Any], directory: Path) -> dict[str, P
     return paths
 
 
+def _write_families(world: World, directory: Path) -> dict[str, Path | None]:
+    paths: dict[str, Path | None] = dict.fromkeys(TABLES)
+    if world.taxonomy is not None:
+        paths["taxonomy"] = directory / "taxdump"
+        write_taxdump(world.taxonomy, directory / "taxdump")
+    if world.term_vectors:
+        paths["term_vectors"] = directory / "terms.npz"
+        ids = list(world.term_vectors)
+        np.savez(paths["term_vectors"], ids=np.array(ids), vectors=np.stack([world.term_vectors[t] for t in ids]))
+    # A header, a comment or neither, so that readers meet all.
+    lines = {
+        "interpro": [f"{a}\t{t}\t{score!r}\t{dbs}\t{n}" for a, t, score, dbs, n in world.interpro],
+        "external_scores": [f"{a}\t{t}\t{score!r}" for a, t, score in world.scores],
+        "information_accretion": [f"{t}\t{value!r}" for t, value in world.ia.items()],
+    }
+    heads = {
+        "interpro": "# a comment",
+        "external_scores": "accession\tgo_id\tscore",
+        "information_accretion": "term\tia",
+    }
+    for name, rows in lines.items():
+        if rows:
+            paths[name] = path = directory / f"{name}.tsv"
+            path.write_text("\n".join(([heads[name]] if len(rows) % 2 else []) + rows) + "\n")
+    return paths
+
+
+def write_taxdump(dump: Taxdump, directory: Path) -> None:
+    """nodes.dmp, merged.dmp and delnodes.dmp as NCBI writes them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tables = {
+        "nodes": [(node, parent, "no rank", "", 8, 0, 1, 0, 0, 0, 0, 0, "") for node, parent in dump.nodes.items()],
+        "merged": list(dump.merged.items()),
+        "delnodes": [(taxon,) for taxon in dump.deleted],
+    }
+    for name, rows in tables.items():
+        text = "".join("\t|\t".join(str(x) for x in row) + "\t|\n" for row in rows)
+        (directory / f"{name}.dmp").write_text(text)
+
+
 def gaf_row(
     accession: str,
     go_id: str,
@@ -187,9 +260,13 @@ def gaf_row(
 # ------------------------------------------------------------------------------------------------------- random worlds
 
 
-def random_world(seed: int, size: int = 12, corners: Iterable[str] = CORNERS) -> World:
-    """A world of `size` proteins (4 or more), the same for the same arguments whatever the process."""
-    return _Builder(seed, max(4, size), frozenset(corners)).world()
+def random_world(seed: int, size: int = 12, corners: Iterable[str] = CORNERS, *, families: bool = False) -> World:
+    """A world of `size` proteins (4 or more), the same for the same arguments whatever the process.
+
+    `families` redraws the taxa of proteins and rows and edits the sequences; everything else stays what it was.
+    """
+    builder = _Builder(seed, max(4, size), frozenset(corners))
+    return _Families(builder, builder.world()).world(families)
 
 
 class _Builder:
@@ -523,6 +600,192 @@ class _Builder:
         )
 
 
+class _Families:
+    """Gives a world the inputs of the later families, from a random stream of its own."""
+
+    def __init__(self, builder: _Builder, world: World) -> None:
+        self.rng = random.Random(f"families/{builder.seed}/{builder.size}/{','.join(sorted(builder.corners))}")
+        self.aliases, self.lost, self.before = builder.aliases, builder.lost, world
+        self.live = [t for pool in builder.pool.values() for t in pool]
+        self.root_names = [*ROOT.values(), *getattr(builder, "root_names", [])]
+        # Z99999 has a vector and nothing else; the two last are nowhere else.
+        self.accessions = [*builder.accessions, "Z99999", "OUTSIDE", "P00000-9"]
+
+    def world(self, families: bool) -> World:
+        taxdump = self.taxdump()
+        made = replace(
+            self.before,
+            taxonomy=taxdump,
+            term_vectors=self.term_vectors(),
+            interpro=self.interpro(),
+            scores=self.scores(),
+            ia=self.ia(),
+        )
+        return replace(made, **self.related(taxdump)) if families else made
+
+    def other_id(self) -> str:
+        """An id that stands for no candidate: lost, unknown, a root."""
+        return self.rng.choice([*self.lost, "GO:7654321", *self.root_names])
+
+    def any_id(self, term: str, chance: float = 0.4) -> str:
+        """The term's own id or another name of it."""
+        names = self.aliases.get(term)
+        return self.rng.choice(names) if names and self.rng.random() < chance else term
+
+    # ------------------------------------------------------------------------------------------------- taxonomy
+
+    def taxdump(self) -> Taxdump:
+        """A deep trunk below the root with short branches, a second kingdom, and retired ids of every kind."""
+        rng = self.rng
+        free = [n for n in rng.sample(range(10, 3000000), 60) if n not in (9606, 6239)]
+        nodes = {1: 1}
+        trunk = [1]
+        for _ in range(rng.randint(18, 24)):
+            nodes[free[-1]] = trunk[-1]
+            trunk.append(free.pop())
+        twigs = []
+        for base in [1, trunk[1], *rng.sample(trunk, 4), trunk[-1]]:
+            for _ in range(rng.randint(1, 3)):
+                nodes[free[-1]] = base
+                base = free.pop()
+                twigs.append(base)
+        merged, deleted = {}, [free.pop(), free.pop()]
+        for known in (9606, 6239):
+            way = rng.randrange(8)
+            if way < 6:
+                nodes[known] = rng.choice([*trunk[1:], *twigs])
+            elif way == 6:
+                merged[known] = rng.choice([*trunk, *twigs])
+            else:
+                deleted.append(known)
+        once = free.pop()
+        merged[once] = rng.choice(twigs)
+        retired = [once]
+        for target in (once, retired[-1], deleted[0], free.pop(), rng.choice(trunk[15:])):
+            merged[free[-1]] = target
+            retired.append(free.pop())
+        self.pool = [*trunk[-6:], *twigs, *twigs, *retired, *trunk[:4], deleted[1], free.pop(), 9606, 9606, 6239]
+        order = list(nodes.items())
+        rng.shuffle(order)
+        return Taxdump(dict(order), merged, tuple(deleted))
+
+    def related(self, dump: Taxdump) -> dict[str, Any]:
+        """Proteins and rows with taxa from a handful of the pool, and sequences that are edits of each other."""
+        rng = self.rng
+        few = rng.sample(self.pool, 6)
+        by_sequence: dict[str, str] = {}
+        proteins = {}
+        for acc, p in self.before.proteins.items():
+            key = p.sequence.upper().removesuffix("*")
+            if key not in by_sequence:
+                by_sequence[key] = self.edited(list(by_sequence.values()), key)
+            text = by_sequence[key].lower() if p.sequence.islower() else by_sequence[key]
+            text += "*" if p.sequence.endswith("*") else ""
+            proteins[acc] = Protein(rng.choice((None, *few)), text)
+        forms = ("taxon:{0}", "taxon:{0}", "{0}", "taxon:{0}|taxon:{1}", "{0}|{1}", "", "taxon:")
+        drawn: dict[Row, Row] = {}
+
+        def moved(row: Row) -> Row:
+            if row not in drawn:
+                text = rng.choice(forms).format(rng.choice(few), rng.choice(few))
+                drawn[row] = (*row[:12], text, *row[13:])
+            return drawn[row]
+
+        releases = {version: [moved(row) for row in rows] for version, rows in self.before.releases.items()}
+        derived = [moved(row) for row in self.before.derived_rows]
+        return {"proteins": proteins, "releases": releases, "derived_rows": derived}
+
+    def edited(self, others: list[str], text: str) -> str:
+        """An edit of another sequence or of this one, with letters that count as X now and then."""
+        rng = self.rng
+        letters = list(rng.choice(others)[:60] if others and rng.random() < 0.6 else text)
+        for _ in range(rng.randint(0, 5)):
+            at = rng.randrange(len(letters))
+            way = rng.randrange(4)
+            if way == 0:
+                letters[at] = rng.choice("ACDEFGHIKLMNPQRSTVWYBZ")
+            elif way == 1:
+                letters[at] = rng.choice("XUOJ*")
+            elif way == 2:
+                letters[at:at] = [rng.choice("WCPGLX") for _ in range(rng.randint(1, 12))]
+            elif len(letters) > 12:
+                del letters[at : at + rng.randint(1, 10)]
+        out = "".join(letters or "M").strip("*") or "M"
+        while out in others:
+            out += rng.choice("ACDEFGHIKLMNPQRSTVWY")
+        return out
+
+    # ------------------------------------------------------------------------------------------ tables about terms
+
+    def named(self, share: float) -> list[str]:
+        """Ids of about this share of the terms: the own one, another name, several names."""
+        rng = self.rng
+        ids: list[str] = []
+        for term in self.live:
+            if rng.random() < share:
+                names = self.aliases.get(term, [])
+                ids += rng.choice(([term], [term], names or [term], [term, *names]))
+        ids += [self.other_id() for _ in range(rng.randint(0, 3))]
+        ids = list(dict.fromkeys(ids))
+        rng.shuffle(ids)
+        return ids
+
+    def term_vectors(self) -> dict[str, Any]:
+        """Many on the axes, many opposite to another one, so that means vanish; the others anywhere."""
+        rng = self.rng
+        dim, dtype = rng.choice((1, 2, 3, 6)), rng.choice((np.float32, np.float64))
+        axes = rng.random() < 0.5
+        out: dict[str, Any] = {}
+        for go_id in self.named(0.75):
+            if out and rng.random() < 0.25:
+                vector = rng.choice(list(out.values())) * dtype(rng.choice((1, -1, -1, -3)))
+            elif axes and rng.random() < 0.8:
+                vector = np.zeros(dim, dtype)
+                vector[rng.randrange(dim)] = rng.choice((-3, -1, 1, 0.3))
+            else:
+                vector = np.array([rng.gauss(0, 1) for _ in range(dim)], dtype)
+            out[go_id] = vector
+        return out or {self.live[0]: np.ones(dim, dtype)}
+
+    def ia(self) -> dict[str, float]:
+        return {go_id: _number(self.rng, 0, 12) for go_id in self.named(0.85)} or {self.live[0]: 1.0}
+
+    # --------------------------------------------------------------------------------------- tables about proteins
+
+    def interpro(self) -> list[tuple[str, str, float, str, int]]:
+        rng = self.rng
+        names = ("PFAM", "Pfam", "PANTHER", "panther", "SUPERFAMILY", "SMART", "smart", "CDD", "Cdd")
+        names += ("ProSiteProfiles", "PROSITE_PATTERNS", "prosite", "Gene3D", "NCBIfam", "Hamap")
+        rows = []
+        for acc in self.accessions:
+            for _ in range(rng.choice((0, 0, 1, 2, 5))):
+                go_id = self.any_id(rng.choice(self.live)) if rng.random() < 0.85 else self.other_id()
+                databases = "|".join(rng.sample(names, rng.choice((1, 1, 2, 3))))
+                rows.append((acc, go_id, _number(rng, 0, 1), databases, rng.randint(1, 6)))
+                if rng.random() < 0.1:
+                    rows.append(rows[-1])
+        rng.shuffle(rows)
+        return rows or [(self.accessions[0], self.live[0], 0.5, "PFAM", 1)]
+
+    def scores(self) -> list[tuple[str, str, float]]:
+        rng = self.rng
+        rows = []
+        for acc in self.accessions:
+            share = rng.choice((0.0, 0.1, 0.5))
+            for term in self.live:
+                while rng.random() < share:
+                    rows.append((acc, self.any_id(term), _number(rng, 0, 1)))
+            if rng.random() < 0.3:
+                rows.append((acc, self.other_id(), 0.25))
+        rng.shuffle(rows)
+        return rows or [(self.accessions[0], self.live[0], 0.5)]
+
+
+def _number(rng: random.Random, low: float, high: float) -> float:
+    """Anything between, an end, or a value that many share."""
+    return rng.choice((rng.uniform(low, high), rng.uniform(low, high), float(low), float(high), 0.1))
+
+
 # ---------------------------------------------------------------------------------------------------------- settings
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -539,36 +802,66 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "expand_votes_to_ancestors": (False, True),
     "use_embedding_pca": (False, True),
 }
+_FAMILY_CHOICES: dict[str, tuple[Any, ...]] = {
+    "compute_alignments": (True, False),
+    "max_alignment_cells": (None, None, 100, 900, 2500),
+    "compute_taxonomy": (True, True, False),
+    "taxonomy": ("tax", None),
+    "term_vectors": ("vec", "vec", None),
+    "compute_self_prior": (True, False),
+    "compute_association": (True, False),
+    "interpro": ("ipr", "ipr", None),
+    "interpro_candidates": (True, False),
+    "external_scores": ("ext", "ext", None),
+    "information_accretion": (None, "ia"),
+}
+
+
+def _consistent(drawn: dict[str, Any]) -> dict[str, Any]:
+    """The same, with every family that is on given its input."""
+    if drawn.get("compute_taxonomy"):
+        drawn = {**drawn, "taxonomy": "tax"}
+    if drawn.get("interpro_candidates"):
+        drawn = {**drawn, "interpro": "ipr"}
+    return drawn
 
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def settings(world: World | None = None) -> st.SearchStrategy[dict[str, Any]]:
-    """The settings of this issue, defaults first; with a world also its names and versions."""
-    base = st.fixed_dictionaries({key: st.sampled_from(values).map(_plain) for key, values in _CHOICES.items()})
-    return base.map(lambda drawn: {**(world.names() if world else {}), **drawn})
+def settings(world: World | None = None, *, families: bool = False) -> st.SearchStrategy[dict[str, Any]]:
+    """The settings of the core, defaults first; with a world also its names and versions.
+
+    `families` adds those of the later families, all on at first; the inputs have the names of `TABLES`.
+    """
+    choices = {**_CHOICES, **_FAMILY_CHOICES} if families else _CHOICES
+    base = st.fixed_dictionaries({key: st.sampled_from(values).map(_plain) for key, values in choices.items()})
+    return base.map(lambda drawn: {**(world.names() if world else {}), **_consistent(drawn)})
 
 
-def random_settings(seed: int, world: World | None = None) -> dict[str, Any]:
+def random_settings(seed: int, world: World | None = None, *, families: bool = False) -> dict[str, Any]:
     """The same, from a seed; now and then without the second train version."""
     rng = random.Random(f"settings/{seed}")
     drawn = {key: _plain(rng.choice(values)) for key, values in _CHOICES.items()}
+    later: dict[str, Any] = {}
+    if families:
+        other = random.Random(f"settings/families/{seed}")
+        later = _consistent({key: other.choice(values) for key, values in _FAMILY_CHOICES.items()})
     if world is None:
-        return drawn
+        return {**drawn, **later}
     names = world.names()
     if len(names["train_versions"]) > 3 and rng.random() < 0.3:
         del names["train_versions"][1]
-    return {**names, **drawn}
+    return {**names, **drawn, **later}
 
 
 @st.composite
-def worlds(draw: st.DrawFn, min_size: int = 6, max_size: int = 14) -> World:
+def worlds(draw: st.DrawFn, min_size: int = 6, max_size: int = 14, families: bool = False) -> World:
     """Small worlds; hypothesis shrinks the size and the corners, `minimize` the rest."""
     size = draw(st.integers(min_size, max_size))
     without = draw(st.sets(st.sampled_from(CORNERS), max_size=4))
-    return random_world(draw(st.integers(0, 2**32 - 1)), size, set(CORNERS) - without)
+    return random_world(draw(st.integers(0, 2**32 - 1)), size, set(CORNERS) - without, families=families)
 
 
 def minimize(world: World, fails: Callable[[World], bool]) -> World:
@@ -581,17 +874,30 @@ def minimize(world: World, fails: Callable[[World], bool]) -> World:
         world = _fewer(world, fails, world.derived_rows, lambda w, kept: replace(w, derived_rows=kept))
         world = _fewer(world, fails, list(world.embeddings.items()), lambda w, kept: replace(w, embeddings=dict(kept)))
         world = _fewer(world, fails, list(world.proteins.items()), lambda w, kept: replace(w, proteins=dict(kept)))
+        for part in ("term_vectors", "ia"):
+            world = _fewer(world, fails, list(getattr(world, part).items()), _with_dict(part))
+        for part in ("interpro", "scores"):
+            world = _fewer(world, fails, getattr(world, part), _with_list(part))
         world = _fewer(world, fails, world.terms, lambda w, kept: replace(w, terms=kept))
     return world
 
 
 def _weight(w: World) -> int:
     rows = sum(len(rows) for rows in w.releases.values()) + len(w.derived_rows)
-    return rows + len(w.embeddings) + len(w.proteins) + len(w.terms)
+    tables = len(w.term_vectors) + len(w.ia) + len(w.interpro) + len(w.scores)
+    return rows + len(w.embeddings) + len(w.proteins) + len(w.terms) + tables
 
 
 def _with_release(version: str) -> Callable[[World, list[Any]], World]:
     return lambda w, kept: replace(w, releases={**w.releases, version: kept})
+
+
+def _with_dict(part: str) -> Callable[[World, list[Any]], World]:
+    return lambda w, kept: replace(w, **{part: dict(kept)})
+
+
+def _with_list(part: str) -> Callable[[World, list[Any]], World]:
+    return lambda w, kept: replace(w, **{part: kept})
 
 
 def _fewer(
