@@ -8,6 +8,8 @@
 
 import itertools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -18,6 +20,15 @@ import pytest
 from protea.catalog import Catalog, open_catalog, upgrade
 from protea.catalog.embedded import EmbeddedServer
 from protea.settings import Settings
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """For root: temporary directories in a place of our own. Each pytest closes the shared one (pytest-of-root) to other
+    users when it starts, and with it the way of the servers that other runs have there under an ordinary user."""
+    if os.geteuid() == 0 and config.option.basetemp is None and not hasattr(config, "workerinput"):
+        place = tempfile.mkdtemp(prefix="protea-tests-")
+        config.option.basetemp = os.path.join(place, "t")
+        config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +50,9 @@ def _new_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     server.acquire()
     place = quote(str(server.socket_dir), safe="")
     numbers = itertools.count(1)
+    with psycopg.connect(f"postgresql://postgres@/postgres?host={place}", autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")  # for speed; servers of a test's own keep it on
+        connection.execute("SELECT pg_reload_conf()")
 
     def make(template: str) -> str:
         name = f"test_{next(numbers)}"
