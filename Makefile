@@ -8,7 +8,7 @@ TESTS ?= tests
 VENV := .venv
 PY := $(VENV)/bin/python
 LOCK := locks/test.txt
-PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input --root-user-action=ignore -c $(LOCK)
+PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input --root-user-action=ignore --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint lock clean
