@@ -9,7 +9,8 @@ How to compare a product with it (`differences` does):
 - every column is exact: counts, flags, and fractions, maxima and scores rounded once to float32;
 - but for the four term-vector cosines (`TOLERANT`), whose last bits depend on the order of sums: absolute 1e-6;
 - and for the alignments, where any optimal one is right: `alignment_score_*` is exact, and (identity, similarity,
-  gaps_pct, alignment_length) together must be those of one optimal alignment, for one pair always the same one.
+  gaps_pct, alignment_length) together must be those of one optimal alignment, for two sequences always the same one,
+  in either order.
 """
 
 from __future__ import annotations
@@ -508,7 +509,8 @@ def differences(
         wrong.append(f"{len(got)} rows instead of {len(want)}")
     keys = ("snapshot_pair", "category", "protein_accession", "aspect", "go_term_id")
     special = {f"{name}_{kind}" for name in STATISTICS for kind in ("nw", "sw")} if alignments else set()
-    chosen: dict[tuple[frozenset[str], str], Any] = {}
+    # One object stands for a pair of sequences, whoever has them and whichever is the query's.
+    chosen: dict[tuple[int, str], Any] = {}
     for g, w in zip(got, want, strict=False):
         if len(wrong) >= most:
             break
@@ -528,7 +530,7 @@ def differences(
             right = found[kind][1] if found else frozenset({(None,) * 4})
             if value not in right:
                 wrong.append(f"{here}: {kind} with {pair[1]} gives {value}, not one of {sorted(right, key=str)}")
-            elif chosen.setdefault((frozenset(pair), kind), value) != value:
+            elif found and chosen.setdefault((id(found), kind), value) != value:
                 wrong.append(f"{here}: {kind} with {pair[1]} gives {value} here and another alignment elsewhere")
     return wrong[:most]
 

@@ -207,7 +207,7 @@ def _write_families(world: World, directory: Path) -> dict[str, Path | None]:
     if world.term_vectors:
         paths["term_vectors"] = directory / "terms.npz"
         ids = list(world.term_vectors)
-        np.savez(paths["term_vectors"], ids=np.array(ids), vectors=np.stack([world.term_vectors[t] for t in ids]))
+        np.savez(directory / "terms.npz", ids=np.array(ids), vectors=np.stack([world.term_vectors[t] for t in ids]))
     # A header, a comment or neither, so that readers meet all.
     lines = {
         "interpro": [f"{a}\t{t}\t{score!r}\t{dbs}\t{n}" for a, t, score, dbs, n in world.interpro],
@@ -229,7 +229,7 @@ def _write_families(world: World, directory: Path) -> dict[str, Path | None]:
 def write_taxdump(dump: Taxdump, directory: Path) -> None:
     """nodes.dmp, merged.dmp and delnodes.dmp as NCBI writes them."""
     directory.mkdir(parents=True, exist_ok=True)
-    tables = {
+    tables: dict[str, list[tuple[Any, ...]]] = {
         "nodes": [(node, parent, "no rank", "", 8, 0, 1, 0, 0, 0, 0, 0, "") for node, parent in dump.nodes.items()],
         "merged": list(dump.merged.items()),
         "delnodes": [(taxon,) for taxon in dump.deleted],
@@ -754,7 +754,7 @@ class _Families:
 
     def interpro(self) -> list[tuple[str, str, float, str, int]]:
         rng = self.rng
-        names = ("PFAM", "Pfam", "PANTHER", "panther", "SUPERFAMILY", "SMART", "smart", "CDD", "Cdd")
+        names: tuple[str, ...] = ("PFAM", "Pfam", "PANTHER", "panther", "SUPERFAMILY", "SMART", "smart", "CDD", "Cdd")
         names += ("ProSiteProfiles", "PROSITE_PATTERNS", "prosite", "Gene3D", "NCBIfam", "Hamap")
         rows = []
         for acc in self.accessions:
@@ -875,9 +875,9 @@ def minimize(world: World, fails: Callable[[World], bool]) -> World:
         world = _fewer(world, fails, list(world.embeddings.items()), lambda w, kept: replace(w, embeddings=dict(kept)))
         world = _fewer(world, fails, list(world.proteins.items()), lambda w, kept: replace(w, proteins=dict(kept)))
         for part in ("term_vectors", "ia"):
-            world = _fewer(world, fails, list(getattr(world, part).items()), _with_dict(part))
+            world = _fewer(world, fails, list(getattr(world, part).items()), _with_part(part, dict))
         for part in ("interpro", "scores"):
-            world = _fewer(world, fails, getattr(world, part), _with_list(part))
+            world = _fewer(world, fails, getattr(world, part), _with_part(part, list))
         world = _fewer(world, fails, world.terms, lambda w, kept: replace(w, terms=kept))
     return world
 
@@ -892,12 +892,12 @@ def _with_release(version: str) -> Callable[[World, list[Any]], World]:
     return lambda w, kept: replace(w, releases={**w.releases, version: kept})
 
 
-def _with_dict(part: str) -> Callable[[World, list[Any]], World]:
-    return lambda w, kept: replace(w, **{part: dict(kept)})
+def _with_part(part: str, kind: Callable[[list[Any]], Any]) -> Callable[[World, list[Any]], World]:
+    def build(world: World, kept: list[Any]) -> World:
+        changed: dict[str, Any] = {part: kind(kept)}
+        return replace(world, **changed)
 
-
-def _with_list(part: str) -> Callable[[World, list[Any]], World]:
-    return lambda w, kept: replace(w, **{part: kept})
+    return build
 
 
 def _fewer(

@@ -591,6 +591,12 @@ def test_random_worlds_are_rich():
     assert [c for c in later if len(values[c]) < 2] == []
 
 
+def test_minimize_cuts_the_tables_too():
+    w = worlds.random_world(3, 6, families=True)
+    small = worlds.minimize(w, lambda x: any("Gene3D" in r[3] for r in x.interpro))
+    assert [len(part) for part in (small.interpro, small.scores, small.ia, small.term_vectors)] == [1, 1, 1, 1]
+
+
 def test_files_of_the_families(tmp_path: Path):
     w = worlds.random_world(4, families=True)
     paths = w.write(tmp_path / "files")
