@@ -4,6 +4,7 @@
 row group at a time. Called by the cut runner and the export operation; calls pyarrow.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ class _SplitWriter:
 
     def abandon(self) -> None:
         """Drop the unfinished file."""
-        self._writer.close()
+        with contextlib.suppress(OSError, pa.ArrowException):  # on a full disk the footer cannot be written either
+            self._writer.close()
         self._tmp.unlink(missing_ok=True)
 
 

@@ -18,6 +18,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import InputError
 from ..arrays import I32
 
 UNIT = 2.0**-24
@@ -75,7 +76,7 @@ def _scaled(first, last, x, is_half, table, rows, factor, out):
 
 
 @numba.njit(cache=True, nogil=True)
-def _scan(first, last, product, dq, dr, l2, eps, rows, aspects, own, group, own_group, k,
+def _scan(first, last, product, dq, dr, l2, eps, tiny, rows, aspects, own, group, own_group, k,
           worst, heap, heap_n, cand, cand_low, cand_n, overflow):  # fmt: skip
     """Offer one tile of approximate products to the contenders of queries first..last, per aspect.
 
@@ -89,7 +90,7 @@ def _scan(first, last, product, dq, dr, l2, eps, rows, aspects, own, group, own_
         for j in range(len(rows)):
             if l2:
                 approx = dq[q] + dr[j] - 2.0 * np.float64(product[q, j])
-                slack = eps * np.sqrt(dq[q] * dr[j]) + ROUNDING * (dq[q] + dr[j]) + 1e-30
+                slack = eps * np.sqrt(dq[q] * dr[j]) + ROUNDING * (dq[q] + dr[j]) + tiny
             else:
                 approx = 1.0 - np.float64(product[q, j])
                 slack = eps
@@ -237,6 +238,14 @@ class ExactSearch:
         # l2 is expanded into |q|^2 + |r|^2 - 2 q.r on vectors scaled by a power of two into [-1, 1]
         largest = float(np.sqrt(self.squares.max())) if len(matrix) else 0.0
         scale = 2.0 ** -int(np.ceil(np.log2(largest))) if self.l2 and largest > 0 else 1.0
+        if self.l2 and 4.0 * largest * largest >= float(np.finfo(np.float32).max):
+            raise InputError(
+                f"vectors of length {largest:.3g} are too long for l2 distances, which are float32",
+                hint="use the cosine metric, or scale the embeddings down",
+            )
+        # what float32 loses below its normal range: of a distance (half the smallest subnormal, scaled like the
+        # distances), and of the scaled entries themselves
+        self.tiny = 2.0**-149 * scale * scale + 1e-30
         self.scaled_squares = self.squares * (scale * scale)
         with np.errstate(divide="ignore"):
             self.factor = np.full(len(matrix), scale) if self.l2 else 1.0 / np.sqrt(self.squares)
@@ -278,8 +287,8 @@ class ExactSearch:
             rows = self.donors[tile]
             product = prepared @ self._prepare(rows).T
             self._each(
-                n, _scan, product, own_squares, self.scaled_squares[rows], self.l2, self.eps, rows, self.aspects[tile],
-                own, group[tile], own_group, k, worst, heap, heap_n, cand, cand_low, cand_n, overflow,
+                n, _scan, product, own_squares, self.scaled_squares[rows], self.l2, self.eps, self.tiny, rows,
+                self.aspects[tile], own, group[tile], own_group, k, worst, heap, heap_n, cand, cand_low, cand_n, overflow,
             )  # fmt: skip
         self._each(
             n, _decide, self.x, self.half, HALF, self.squares, self.l2, self.donors, self.aspects, own, group, own_group,
