@@ -4,6 +4,7 @@ Called by the command line and by `import protea`; calls the catalogue, the obje
 """
 
 import contextlib
+import json
 import os
 import socket
 import uuid
@@ -202,6 +203,10 @@ def open_dataset(name: str, *, settings: Settings | None = None) -> Dataset:
     with open_catalog(settings) as catalog:
         row = catalog.find_dataset(name)
     path = Path(row.path)
-    if not (path / "manifest.json").is_file():
-        raise StorageError(f"the files of dataset {name!r} are gone from {path}", hint="run its export again")
+    try:
+        found = json.loads((path / "manifest.json").read_bytes())["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StorageError(f"the files of dataset {name!r} are gone from {path}", hint="run its export again") from None
+    if found != row.fingerprint:
+        raise StorageError(f"dataset {name!r} was being replaced when a run was cut short", hint="run its export again")
     return Dataset(name, path, row.manifest)

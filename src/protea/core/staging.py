@@ -4,6 +4,7 @@ A stage counts as done only when its marker parses, its key is the expected one 
 digest; otherwise it is computed again, and the reason is told. Called by the export operation; calls `core.fs`.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -55,14 +56,18 @@ class Staging:
         told = False
         while True:
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                fd = self._open()
             except FileNotFoundError:
                 continue  # another run has just finished and removed the directory
             except OSError as e:
                 raise StorageError(f"{self.path}: the staging directory cannot be used: {e.strerror}") from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not self._same_file(fd):
+                    os.close(fd)  # the directory was removed between opening and locking
+                    continue
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             except BlockingIOError:
                 holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
                 os.close(fd)
@@ -74,13 +79,35 @@ class Staging:
                     told = True
                 time.sleep(0.2)
                 continue
-            if not self._same_file(fd):
-                os.close(fd)  # the directory was removed between opening and locking
-                continue
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            except OSError as e:
+                os.close(fd)
+                raise StorageError(f"{self.path}: the staging directory cannot be locked: {e.strerror}") from None
             self._lock = fd
             return
+
+    def _open(self) -> int:
+        """The lock file, opened; FileNotFoundError when the directory is removed meanwhile."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            if os.path.lexists(self.path) or not self.path.parent.is_dir():
+                raise
+            raise FileNotFoundError from None  # it was there, and it went before mkdir could look what it was
+        return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def idle(self) -> bool:
+        """Whether no run holds this export; nothing is created."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
 
     def _same_file(self, fd: int) -> bool:
         try:
@@ -100,7 +127,9 @@ class Staging:
         for p in sorted(self.path.iterdir()):
             if p.name != "lock":
                 fs.remove_tree(p)
-        fs.remove_tree(self.path)
+        (self.path / "lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()  # unless a run that was waiting has begun in it
         self.release()
 
     def stage_dir(self, name: str) -> Path:
@@ -130,6 +159,7 @@ class Staging:
     ) -> Stage:  # fmt: skip
         """Write the marker of a stage whose files are all in place."""
         directory = self.stage_dir(name)
+        result = json.loads(json.dumps(result, allow_nan=False))  # as a later run will read it
         marker = {
             "key": digest(key),
             "document": key,
@@ -140,7 +170,9 @@ class Staging:
         }
         fs.fsync_dir(directory)
         fs.fsync_dir(directory.parent)
-        fs.write_file(directory / MARKER, canonical({**marker, "check": digest(marker)}))
+        # not canonical: the order of the counts is that of the manifest
+        text = json.dumps({**marker, "check": digest(marker)}, separators=(",", ":"), allow_nan=False)
+        fs.write_file(directory / MARKER, text.encode())
         return Stage(directory, files, result)
 
 
@@ -154,7 +186,10 @@ def verify(directory: Path, key: Mapping[str, Any]) -> tuple[Stage | None, str |
     if marker["key"] != digest(key):
         changed = ", ".join(changes(marker["document"], key)) or "the key"
         return None, f"it was made from something else: {changed}"
-    files = {which: FileInfo(**{**f, "digests": tuple(f["digests"])}) for which, f in marker["files"].items()}
+    try:
+        files = {which: FileInfo(**{**f, "digests": tuple(f["digests"])}) for which, f in marker["files"].items()}
+    except (TypeError, KeyError):
+        return None, "its marker is of another version of PROTEA"
     for info in files.values():
         path = directory / info.name
         if not path.is_file():

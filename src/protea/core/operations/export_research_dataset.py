@@ -5,11 +5,13 @@ The order of publication is what makes a kill harmless: assemble under a tempora
 `datasets/<name>/`, register the row, and only then remove the staging directory.
 """
 
+import contextlib
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -77,48 +79,123 @@ def export_research_dataset(
     staging = Staging(resume_dir, config.name, mark)
     staging.acquire(wait=wait, waiting=lambda why: report("export.waiting", reason=why))
     try:
-        final = datasets_dir / config.name
-        if _already_there(config.name, mark, final, registry, report, replace):
+        with _disk(staging.path):
+            final = datasets_dir / config.name
+            place = _Place(config.name, mark, final, registry, report, replace)
+            with place.locked():
+                place.sweep(resume_dir)
+                done = place.settle()
+            if not done:
+                timing: dict[str, Any] = {}
+                run = {"started": _now(), "host": socket.gethostname(), "cpus": os.cpu_count(), "cuts": timing}
+                report("export.started", name=config.name, fingerprint=mark, staging=str(staging.path))
+                stages = _make_cuts(config, inputs, staging, report, timing, threads, queries_per_block)
+                _publish(config, inputs, stages, place, run)
             staging.remove()
             return final
-        timing: dict[str, Any] = {}
-        run = {"started": _now(), "host": socket.gethostname(), "cpus": os.cpu_count(), "cuts": timing}
-        report("export.started", name=config.name, fingerprint=mark, staging=str(staging.path))
-        stages = _make_cuts(config, inputs, staging, report, timing, threads, queries_per_block)
-        _publish(config, inputs, stages, final, mark, registry, report, replace, run)
-        staging.remove()
-        return final
+    except ConflictError:
+        if not (staging.path / "cuts").exists():
+            staging.remove()  # refused before any work
+        raise
     finally:
         staging.release()
 
 
-def _already_there(name: str, mark: str, final: Path, registry: Registry, report: Report, replace: bool) -> bool:
-    """Whether this very dataset is published already; finishes a publication that was cut short; refuses a taken name."""
-    old = final.with_name(f".{name}.old")
-    if old.exists():
-        # a replacement was cut short: with the new one in place the old one goes, else it comes back
-        if final.exists():
-            fs.remove_tree(old)
-        else:
-            os.rename(old, final)
-            fs.fsync_dir(final.parent)
-    row = registry.find(name)
-    if final.exists():
-        found = read_manifest(final)
-        if found and found.get("fingerprint") == mark and whole(final, found):
-            if row is None or row["fingerprint"] != mark:
-                registry.register(name, mark, final, found)
-                report("export.published", name=name, path=str(final), finished=True)
-            else:
-                report("export.unchanged", name=name, path=str(final))
-            return True
-        if row is None and found and found.get("fingerprint") == mark:
-            fs.remove_tree(final)  # our own, damaged before it was registered
-        elif not replace and not (row and row["fingerprint"] == mark):
-            raise _taken(name)
-    elif row is not None and row["fingerprint"] != mark and not replace:
-        raise _taken(name)
-    return False
+@dataclass(frozen=True)
+class _Place:
+    """`datasets/<name>/`, where the dataset `mark` is to be, and what else a publication under that name may have left.
+
+    .lock               held while anything under `datasets/` is moved and its row follows
+    .<name>.<mark>.new  being assembled
+    .<name>.old         the dataset that is being replaced, until the row of the new one is in
+    """
+
+    name: str
+    mark: str
+    final: Path
+    registry: Registry
+    report: Report
+    replace: bool
+
+    @property
+    def tmp(self) -> Path:
+        return self.final.with_name(f".{self.name}.{self.mark[:12]}.new")
+
+    @property
+    def old(self) -> Path:
+        return self.final.with_name(f".{self.name}.old")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        self.final.parent.mkdir(parents=True, exist_ok=True)
+        with fs.locked(self.final.parent / ".lock"):
+            yield
+
+    def sweep(self, resume_dir: Path) -> None:
+        """Remove what killed runs of other exports of this name were assembling."""
+        for tmp in self.final.parent.glob(f".{self.name}.{'[0-9a-f]' * 12}.new"):
+            if tmp != self.tmp and Staging(resume_dir, self.name, tmp.name[-16:-4]).idle():
+                fs.remove_tree(tmp)
+
+    def settle(self, *, again: bool = False) -> bool:
+        """Whether this very dataset is in place, with its row.
+
+        Finishes a publication under this name that was cut short, whoever's it was, or undoes it when its files are not
+        whole. ConflictError when the name is taken by something else (unless it is to be replaced).
+        """
+        found, row = read_manifest(self.final), self.registry.find(self.name)
+        here = None if found is None else (found["fingerprint"], str(self.final))
+        at = before = None if row is None else (row["fingerprint"], row["path"])
+        mine = here is not None and here[0] == self.mark
+        ours = at is not None and at[0] == self.mark
+        if mine or self.old.exists() or here != at:
+            if found is not None and here is not None and whole(self.final, found):
+                # a row of other data in another place is no publication cut short: that name is taken
+                if at is None or here[0] == at[0] or here[1] == at[1] or (mine and self.replace):
+                    if here != at:
+                        self.registry.register(self.name, here[0], self.final, found)
+                    at = here
+                fs.remove_tree(self.old)
+                if mine and at == here:
+                    if at == before:
+                        self.report("export.unchanged", name=self.name, path=str(self.final))
+                    else:
+                        self._published(found, finished=True)
+                    return True
+                ours = at is not None and at[0] == self.mark
+            elif self.old.exists():
+                fs.remove_tree(self.final)
+                os.rename(self.old, self.final)
+                fs.fsync_dir(self.final.parent)
+                return self.settle(again=again)
+            elif self.final.exists() and (mine or ours) and not again:
+                self.report("export.warning", text=f"{self.final} is damaged; its files are made again")
+        taken = not ours and (at is not None or (self.final.exists() and not mine))
+        if taken and not self.replace:
+            raise _taken(self.name)
+        return False
+
+    def put(self, document: Mapping[str, Any]) -> None:
+        """Move the assembled dataset into place, and insert its row."""
+        with self.locked():
+            # published under this name while this run was going on, by another export?
+            if self.settle(again=True):
+                return
+            if replaced := self.final.exists():
+                os.rename(self.final, self.old)
+            try:
+                fs.commit_dir(self.tmp, self.final)
+            except BaseException:
+                if replaced and not self.final.exists():
+                    os.rename(self.old, self.final)
+                raise
+            self.registry.register(self.name, self.mark, self.final, document)
+            fs.remove_tree(self.old)
+        self._published(document)
+
+    def _published(self, document: Mapping[str, Any], **more: Any) -> None:
+        self.report("export.published", name=self.name, path=str(self.final),
+                    n_train_rows=document["n_train_rows"], n_eval_rows=document["n_eval_rows"], **more)  # fmt: skip
 
 
 def _taken(name: str) -> ConflictError:
@@ -167,8 +244,8 @@ def _make_cut(
     cut: Cut, shared: CutInputs, sets: Mapping[Any, AnnotationSet], staging: Staging, key: Mapping[str, Any],
     report: Report, where: Mapping[str, Any], queries_per_block: int,
 ) -> Stage:  # fmt: skip
-    directory, attempt = staging.begin(cut.pair)
-    with _disk(directory):
+    with _disk(staging.stage_dir(cut.pair)):
+        directory, attempt = staging.begin(cut.pair)
         prepared = prepare(cut, shared, sets[cut.old.version], sets[cut.new.version])
         report("cut.prepared", members=len(prepared.truth.protein), queries=len(prepared.queries),
                donors=len(prepared.search.donors), **where)  # fmt: skip
@@ -186,14 +263,11 @@ def _rows(stage: Stage) -> int:
 
 
 def _publish(
-    config: ExportConfig, inputs: ExportInputs, stages: Mapping[str, Stage], final: Path, mark: str, registry: Registry,
-    report: Report, replace: bool, run: dict[str, Any],
-) -> None:  # fmt: skip
+    config: ExportConfig, inputs: ExportInputs, stages: Mapping[str, Stage], place: _Place, run: dict[str, Any]
+) -> None:
     """Assemble under a temporary name, verify, move into place, register."""
     start = time.monotonic()
-    tmp = final.with_name(f".{config.name}.{mark[:12]}.new")
-    fs.remove_tree(tmp)
-    tmp.mkdir(parents=True)
+    tmp = place.tmp
     todo = cuts(config, inputs)
     parts = {
         "train": (ROWS, [(c.pair, k) for c in todo if c.kind == "train" for k in CATEGORIES]),
@@ -202,33 +276,29 @@ def _publish(
         "known": (KNOWN, [(c.pair, "known") for c in todo]),
     }
     files: dict[str, FileInfo] = {}
-    with _disk(tmp):
-        for which, (schema, shards) in parts.items():
-            report("assembly.started", file=f"{which}.parquet", shards=len(shards))
-            found = [
-                (stages[pair].directory / f.name, f.digests) for pair, k in shards for f in [stages[pair].files[k]]
-            ]
-            files[which] = _stream_assemble(tmp / f"{which}.parquet", schema, found)
-        document = manifest.build(config, inputs, todo, stages, files, tmp)
-        fs.write_file(tmp / "manifest.json", manifest.dumps(document))
-        run |= {"finished": _now(), "assembly_seconds": round(time.monotonic() - start, 3)}
-        fs.write_file(tmp / "run.json", (json.dumps(run, indent=2) + "\n").encode())
-        if not whole(tmp, document):
-            raise StorageError(f"{tmp}: the assembled files are not what was written; the disk may be faulty")
-        for warning in document["warnings"]:
-            report("export.warning", text=warning)
-        old = final.with_name(f".{config.name}.old")
-        if final.exists():
-            # published under this name while this run was going on, by another export
-            row = registry.find(config.name)
-            if not replace and not (row and row["fingerprint"] == mark):
-                raise _taken(config.name)
-            os.rename(final, old)
-        fs.commit_dir(tmp, final)
-    registry.register(config.name, mark, final, document)
-    fs.remove_tree(old)
-    report("export.published", name=config.name, path=str(final), n_train_rows=document["n_train_rows"],
-           n_eval_rows=document["n_eval_rows"])  # fmt: skip
+    try:
+        with _disk(tmp):
+            fs.remove_tree(tmp)
+            tmp.mkdir(parents=True)
+            for which, (schema, shards) in parts.items():
+                place.report("assembly.started", file=f"{which}.parquet", shards=len(shards))
+                found = [
+                    (stages[pair].directory / f.name, f.digests) for pair, k in shards for f in [stages[pair].files[k]]
+                ]
+                files[which] = _stream_assemble(tmp / f"{which}.parquet", schema, found)
+            document = manifest.build(config, inputs, todo, stages, files, tmp)
+            fs.write_file(tmp / "manifest.json", manifest.dumps(document))
+            run |= {"finished": _now(), "assembly_seconds": round(time.monotonic() - start, 3)}
+            fs.write_file(tmp / "run.json", (json.dumps(run, indent=2) + "\n").encode())
+            if not whole(tmp, document):
+                raise StorageError(f"{tmp}: the assembled files are not what was written; the disk may be faulty")
+            for warning in document["warnings"]:
+                place.report("export.warning", text=warning)
+            place.put(document)
+    finally:
+        # in place, or of no use: the finished cuts are what the next run goes on from
+        with contextlib.suppress(OSError):
+            fs.remove_tree(tmp)
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
@@ -237,7 +307,7 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         found = json.loads((directory / "manifest.json").read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and {"fingerprint", "files"} <= found.keys() else None
 
 
 def whole(directory: Path, document: Mapping[str, Any]) -> bool:
@@ -263,7 +333,8 @@ class _disk:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # a pipe that nobody reads is no disk
             raise StorageError(
-                f"{self.where}: {error.strerror or error}", hint="what was finished is kept; run it again to go on"
+                f"{error.filename or self.where}: {error.strerror or error}",
+                hint="what was finished is kept; run it again to go on",
             ) from error
