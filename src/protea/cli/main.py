@@ -26,6 +26,7 @@ COMMANDS = {
     "list": ("listing", "List what is loaded, and the datasets."),
     "export": ("export", "Plan, run and explain exports."),
     "dataset": ("dataset", "Look at published datasets."),
+    "demo": ("demo", "Run the whole job on a small generated proteome."),
     "db": ("db", "Look after the catalogue's database."),
 }
 """Command -> the module that has its `app`, and its line in the help."""
@@ -95,8 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # or Python says so at exit, when it flushes
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _mute()
         return 141
     except (KeyboardInterrupt, typer.Abort):
         say("interrupted: nothing half-done is left and what was finished is kept; the same command goes on")
@@ -105,6 +105,9 @@ def main(argv: list[str] | None = None) -> int:
         return _failed(str(e), e.exit_code, debug)
     except UsageError as e:
         return _misused(e, debug)
+    except OSError as e:
+        what = f"{e.filename}: " if e.filename else ""
+        return _failed(f"{what}{e.strerror or e}", 1, debug)
     except MemoryError:
         return _failed("there is not enough memory for this", 1, debug)
     except Exception as e:
@@ -137,11 +140,21 @@ def _misused(e: Any, debug: bool) -> int:
 
 
 def _failed(text: str, code: int, debug: bool) -> int:
-    with contextlib.suppress(BrokenPipeError):
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _mute()
+    with contextlib.suppress(OSError):
         if debug:
             traceback.print_exc()
         print(f"protea: error: {clean(text)}", file=sys.stderr, flush=True)
     return code
+
+
+def _mute() -> None:
+    """Let what is left of an output that cannot be written go nowhere, or Python says so when it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -41,7 +41,7 @@ def reading(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function that is told how many of about `total` bytes are done."""
     if bars():
         with _drawing("download") as progress:
-            task = progress.add_task(_escaped(what), total=total or None)
+            task = progress.add_task(_short(what), total=total or None)
             yield lambda done: progress.update(task, completed=done, total=max(total, done) or None)
         return
     start = shown = time.monotonic()
@@ -63,10 +63,9 @@ class Exporting:
     """Shows the events of an export; call it with them, within a `with` block."""
 
     def __init__(self) -> None:
-        self.progress = _drawing("rows") if bars() else None
+        self.progress: Any = _drawing("rows") if bars() else None
         self.task: Any = None
         self.start = self.shown = 0.0
-        self.warnings: list[str] = []
 
     def __enter__(self) -> Self:
         if self.progress:
@@ -84,23 +83,26 @@ class Exporting:
             self.start = self.shown = now
         elif kind == "cut.prepared":
             self.start = now
-        elif kind == "export.warning":
-            self.warnings.append(what["text"])
         if kind == "cut.progress":
             self._advance(now, **what)
             return
         if self.progress and self.task is not None:
             self.progress.remove_task(self.task)
             self.task = None
-        if self.progress and kind in ("cut.started", "cut.prepared", "assembly.started", "plan.cut"):
-            total = what.get("queries")
-            self.task = self.progress.add_task(_escaped(event(kind, what)), total=total, rows="")
-        elif self.progress:
-            from rich.text import Text
-
-            self.progress.console.print(Text(clean(event(kind, what))), soft_wrap=True)
+        if self.progress:
+            self._draw(kind, what)
         else:
             say(event(kind, what))
+
+    def _draw(self, kind: str, what: dict[str, Any]) -> None:
+        """What is going on as a bar, and everything that stays true as a line above it."""
+        from rich.text import Text
+
+        if kind not in ("cut.started", "assembly.started", "plan.cut"):
+            self.progress.console.print(Text(clean(event(kind, what))), soft_wrap=True)
+        bar = f"{what['number']}/{what['of']} {what['label']}" if "label" in what else event(kind, what)
+        if kind in ("cut.started", "cut.prepared", "assembly.started", "plan.cut"):
+            self.task = self.progress.add_task(_short(bar), total=what.get("queries"), rows="")
 
     def _advance(self, now: float, done: int, queries: int, rows: int, **where: Any) -> None:
         seconds = max(now - self.start, 1e-9)
@@ -147,10 +149,11 @@ def event(kind: str, what: dict[str, Any]) -> str:
     return f"{kind}: " + ", ".join(f"{k} {v}" for k, v in what.items())
 
 
-def _escaped(text: str) -> str:
+def _short(text: str) -> str:
+    """A description that leaves room for the numbers, without markup."""
     from rich.markup import escape
 
-    return escape(clean(text))
+    return escape(clean(text if len(text) <= 40 else f"{text[:37]}..."))
 
 
 def _drawing(what: str) -> Any:
@@ -158,7 +161,7 @@ def _drawing(what: str) -> Any:
     from rich import progress as p
     from rich.console import Console
 
-    columns: list[Any] = [p.TextColumn("{task.description}"), p.BarColumn()]
+    columns: list[Any] = [p.TextColumn("{task.description}"), p.BarColumn(bar_width=12)]
     if what == "download":
         columns += [p.DownloadColumn(), p.TransferSpeedColumn()]
     else:
