@@ -129,7 +129,7 @@ def test_pairs_as_the_readme_counts_them(home, config, old, new, t0, t1, new_pai
 
 
 def members(settings: Settings, config: dict[str, object]) -> dict[str, dict[str, int]]:
-    """Per cut: proteins known at the old release, NK proteins, LK and PK (protein, aspect), of accessions with a sequence."""
+    """Per cut: proteins known at the old release, NK proteins, LK and PK pairs, of accessions with a sequence."""
     with open_catalog(settings) as catalog:
         resolved, inputs = exporting.resolve(parse({"name": "x", **config, **AS_README}), catalog, settings)
     shared = load_inputs(resolved, inputs)
