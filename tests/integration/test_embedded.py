@@ -131,7 +131,6 @@ def test_started_shared_and_stopped_by_the_last(place: Path) -> None:
 def test_four_processes_start_a_new_one_at_once(place: Path) -> None:
     clients = [client(place) for _ in range(4)]
     assert [says(c) for c in clients] == ["up"] * 4
-    assert sum(psutil.Process(p).parent() is None or psutil.Process(p).name() == "postgres" for p in running(place))
     pid = postmaster(place)
     assert {psutil.Process(p).ppid() for p in running(place) if p != pid} == {pid}
     for c in clients[:3]:
@@ -323,8 +322,7 @@ def test_odd_paths(tmp_path: Path, name: str) -> None:
         with open_catalog(settings) as again:
             assert again.datasets() == []
     assert running(settings.storage / "postgres") == []
-    if found != settings.storage / "postgres" / "data":
-        found.rmdir()
+    assert found == settings.storage / "postgres" / "data" or not found.exists()
 
 
 def test_somebody_elses_socket_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

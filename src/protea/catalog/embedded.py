@@ -296,6 +296,7 @@ class EmbeddedServer:
         """Fast shutdown (SIGINT, what `pg_ctl stop -m fast` sends); an immediate one when that takes too long."""
         import psutil
 
+        socket_dir = self.socket_dir
         for sig, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, STOP_SECONDS / 4)):
             process = self._postmaster()
             if process is None:
@@ -307,6 +308,9 @@ class EmbeddedServer:
                 time.sleep(0.01)
         if self._child is not None:
             self._child.poll()
+        if socket_dir != self.data:
+            with contextlib.suppress(OSError):
+                socket_dir.rmdir()
 
 
 def _alive(process: "psutil.Process") -> bool:
