@@ -52,7 +52,8 @@ class FileRows:
         self.before()
         with self.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            rows = [*self.history, {"name": name, "fingerprint": fingerprint, "path": str(path)}]
+            row = {"name": name, "fingerprint": fingerprint, "path": str(path), "manifest": manifest}
+            rows = [*self.history, row]
             tmp = self.path.with_suffix(f".{os.getpid()}")
             tmp.write_text(json.dumps(rows))
             _replace(tmp, self.path)

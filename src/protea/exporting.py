@@ -78,7 +78,7 @@ class Rows:
             row = self.catalog.find_dataset(name)
         except NotFoundError:
             return None
-        return {"fingerprint": row.fingerprint, "path": row.path}
+        return {"fingerprint": row.fingerprint, "path": row.path, "manifest": row.manifest}
 
     def register(self, name: str, fingerprint: str, path: Path, manifest: Mapping[str, Any]) -> None:
         row = DatasetRow(

@@ -5,6 +5,7 @@ digest; otherwise it is computed again, and the reason is told. Called by the ex
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -87,12 +88,11 @@ class Staging:
 
     def _open(self) -> int:
         """The lock file, opened; FileNotFoundError when the directory is removed meanwhile."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            if os.path.lexists(self.path) or not self.path.parent.is_dir():
-                raise
-            raise FileNotFoundError from None  # it was there, and it went before mkdir could look what it was
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # not exist_ok: the directory may come and go
+            self.path.mkdir()
+        if self.path.is_symlink() and not self.path.exists():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link to nothing")
         return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def idle(self) -> bool:

@@ -40,7 +40,7 @@ class Registry(Protocol):
     """The `Dataset` rows, as the operation needs them."""
 
     def find(self, name: str) -> Mapping[str, Any] | None:
-        """`fingerprint` and `path` of a published dataset."""
+        """`fingerprint`, `path` and `manifest` of a published dataset."""
 
     def register(self, name: str, fingerprint: str, path: Path, manifest: Mapping[str, Any]) -> None:
         """Insert the row, or replace the one of that name."""
@@ -149,7 +149,7 @@ class _Place:
         mine = here is not None and here[0] == self.mark
         ours = at is not None and at[0] == self.mark
         if mine or self.old.exists() or here != at:
-            if found is not None and here is not None and whole(self.final, found):
+            if found is not None and here is not None and _as_recorded(found, row) and whole(self.final, found):
                 # a row of other data in another place is no publication cut short: that name is taken
                 if at is None or here[0] == at[0] or here[1] == at[1] or (mine and self.replace):
                     if here != at:
@@ -308,6 +308,12 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"fingerprint", "files"} <= found.keys() else None
+
+
+def _as_recorded(found: Mapping[str, Any], row: Mapping[str, Any] | None) -> bool:
+    """Whether a manifest is the one in the row of the same dataset, if there is one: its own digest is nowhere."""
+    recorded = row.get("manifest") if row is not None and row["fingerprint"] == found["fingerprint"] else None
+    return recorded is None or json.loads(manifest.dumps(recorded)) == found
 
 
 def whole(directory: Path, document: Mapping[str, Any]) -> bool:
