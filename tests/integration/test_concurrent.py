@@ -132,6 +132,19 @@ def test_two_exports_of_one_name(bench: Bench, replace: bool) -> None:
         assert not staging.exists()
 
 
+def test_what_another_run_assembles_is_left_alone(bench: Bench) -> None:
+    """An export of the same name, other settings, begins and ends while the first one is assembling."""
+    release = bench.directory / "alone.release"
+    first = bench.start("alone", holding("assembly.started", release))
+    first.until("assembly.started")
+    assert bench.run("alone", log="second", changed={"k": 3}).status == 0
+    release.touch()
+    outcome = first.join()
+    assert outcome.of("error")[0]["code"] == "conflict"
+    assert contents(bench.dataset("alone")) == bench.clean(k=3)
+    assert {p.name for p in bench.dataset("alone").parent.iterdir()} == {"d", ".lock"}
+
+
 def test_two_exports_of_two_names(bench: Bench) -> None:
     """They do not wait for one another."""
     release = bench.directory / "two.release"
