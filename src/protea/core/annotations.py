@@ -1,6 +1,7 @@
 """GAF files (Gene Ontology annotation, 2.0 to 2.2) as Arrow batches and an account of what they hold.
 
-Called by `ingest` and by `protea inspect`; calls `core.textio` for the bytes and `core.gafscan` for the rows. Memory
+Called by `ingest` and by `protea inspect`; calls `core.textio` for the bytes, `core.gafscan` for the
+rows and `core.spans` for strings. Memory
 does not grow with the file, but for the distinct accessions that are kept.
 """
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from protea.core import gafscan, textio
 from protea.core.evidence import CODES, ND, group
+from protea.core.spans import Distinct, bytes_of, strings
 from protea.errors import InputError
 
 SCHEMA = pa.schema(
@@ -108,10 +110,10 @@ def read_gaf(
     accepted = [d.encode() for d in databases]
     names = np.frombuffer(b"".join(accepted), np.uint8)
     ends = np.cumsum([len(d) for d in accepted], dtype=np.int64)
-    offsets, words = _bytes_of(proteins if proteins is not None else pa.array([], pa.string()))
+    offsets, words = bytes_of(proteins if proteins is not None else pa.array([], pa.string()))
     slots = gafscan.build_table(offsets, words)
     counts = np.zeros(gafscan.N_COUNTS, np.int64)
-    distinct, dropped = _Distinct(), (Counter[int](), Counter[int]())
+    distinct, dropped = Distinct(), (Counter[int](), Counter[int]())
     lines = 0
     with textio.open_text(path) as reader:
         for block in textio.blocks(reader, block_size):
@@ -170,37 +172,13 @@ def check_rejected(report: GafReport, max_rejected: float = 0.01) -> None:
         )
 
 
-def _bytes_of(strings: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The int64 offsets and the bytes of an array of strings, nulls left out."""
-    if isinstance(strings, pa.ChunkedArray):
-        strings = strings.combine_chunks()
-    strings = strings.cast(pa.large_string()).drop_null()
-    _, offsets, data = strings.buffers()
-    start, stop = strings.offset, strings.offset + len(strings) + 1
-    # Copies, so that numba sees one type (Arrow's buffers may or may not be read-only) and compiles once.
-    found = np.array(np.frombuffer(offsets, np.int64)[start:stop]) if len(strings) else np.zeros(1, np.int64)
-    return found, np.array(np.frombuffer(data or b"", np.uint8))
-
-
-def _strings(data: NDArray[np.uint8], spans: NDArray[np.int64]) -> pa.DictionaryArray:
-    """The spans of the block as dictionary-encoded strings. What is not UTF-8 becomes `\\xNN`, so it stays distinct."""
-    taken, offsets = gafscan.gather(data, spans)
-    array = pa.Array.from_buffers(pa.binary(), len(spans), [None, pa.py_buffer(offsets), pa.py_buffer(taken)])
-    encoded = array.dictionary_encode()
-    try:
-        words = encoded.dictionary.cast(pa.string())
-    except pa.ArrowInvalid:
-        words = pa.array([w.decode("utf-8", "backslashreplace") for w in encoded.dictionary.to_pylist()], pa.string())
-    return pa.DictionaryArray.from_arrays(encoded.indices, words)
-
-
 def _batch(data: NDArray[np.uint8], found: gafscan.Scan) -> pa.RecordBatch:
     """The stored rows of a block as a batch of SCHEMA."""
-    runs = _strings(data, found.accession)
+    runs = strings(data, found.accession)
     accession = pa.DictionaryArray.from_arrays(pa.array(runs.indices.to_numpy()[found.run]), runs.dictionary)
     # Nearly all rows have the default: only the others are made into strings.
     other = np.flatnonzero(found.qualifier[:, 1] > found.qualifier[:, 0])
-    words = _strings(data, found.qualifier[other])
+    words = strings(data, found.qualifier[other])
     lower = pc.ascii_lower(words.dictionary).dictionary_encode()
     codes = np.zeros(len(found.go), np.int32)
     codes[other] = 1 + lower.indices.to_numpy()[words.indices.to_numpy()]
@@ -259,25 +237,3 @@ def _add_taxa(taxa: dict[str, int | None], batch: pa.RecordBatch) -> None:
 
 def _iso(day: int) -> str:
     return datetime.date.fromordinal(int(day) + 719163).isoformat()
-
-
-class _Distinct:
-    """How many distinct strings were added; holds each about twice at most."""
-
-    def __init__(self) -> None:
-        self._known = pa.array([], pa.large_string())
-        self._new: list[pa.Array] = []
-        self._n_new = 0
-
-    def add(self, words: pa.Array) -> None:
-        self._new.append(words.cast(pa.large_string()))
-        self._n_new += len(words)
-        if self._n_new > max(len(self._known), 100_000):
-            self._merge()
-
-    def _merge(self) -> None:
-        self._known, self._new, self._n_new = pc.unique(pa.chunked_array([self._known, *self._new])), [], 0
-
-    def __len__(self) -> int:
-        self._merge()
-        return len(self._known)

@@ -1,7 +1,8 @@
 """The byte scanner of the GAF reader: one pass over a block of whole lines, compiled, no object per row.
 
-Called by `core.annotations` only; calls nothing. It decides for each line whether it is a row, whether that row is
-well-formed, and whose it is (contract section 1, "GAF rows"), and hands the columns back as arrays.
+Called by `core.annotations`, and for its primitives by `core.delimited`; calls nothing. It decides for each line
+whether it is a row, whether that row is well-formed, and whose it is (contract section 1, "GAF rows"), and hands the
+columns back as arrays.
 """
 
 from typing import NamedTuple
@@ -56,7 +57,7 @@ class Scan(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def _trim(data, a, b):
+def trim(data, a, b):
     """The span without the blanks around it."""
     while a < b and data[a] == _BLANK:
         a += 1
@@ -82,7 +83,7 @@ def _starts(data, a, b, word):
 
 
 @njit(cache=True, nogil=True)
-def _same(x, a, b, y, c, d):
+def same(x, a, b, y, c, d):
     if b - a != d - c:
         return False
     for i in range(b - a):  # noqa: SIM110
@@ -92,7 +93,7 @@ def _same(x, a, b, y, c, d):
 
 
 @njit(cache=True, nogil=True)
-def _number(data, a, b):
+def decimal(data, a, b):
     """The decimal number of the span, or -1 when it is none or above 2,147,483,647."""
     if a == b:
         return -1
@@ -108,10 +109,10 @@ def _number(data, a, b):
 
 
 @njit(cache=True, nogil=True)
-def _go(data, a, b):
+def go_number(data, a, b):
     if b - a != 10 or data[a] != 71 or data[a + 1] != 79 or data[a + 2] != _COLON:
         return -1
-    return _number(data, a + 3, b)
+    return decimal(data, a + 3, b)
 
 
 @njit(cache=True, nogil=True)
@@ -129,7 +130,7 @@ def _evidence(data, a, b):
 @njit(cache=True, nogil=True)
 def _day(data, a, b):
     """Days from 1970-01-01 to the YYYYMMDD of the span, or -1,000,000 when that is no day of the calendar."""
-    value = _number(data, a, b) if b - a == 8 else -1
+    value = decimal(data, a, b) if b - a == 8 else -1
     year, month, day = value // 10000, value // 100 % 100, value % 100
     if value < 0 or year < 1 or month < 1 or month > 12 or day < 1 or day > _MONTH_DAYS[month - 1]:
         return -1000000
@@ -147,10 +148,10 @@ def _taxon(data, a, b):
         if data[i] == _PIPE:
             b = i
             break
-    a, b = _trim(data, a, b)
+    a, b = trim(data, a, b)
     if _starts(data, a, b, _TAXON):
-        a, b = _trim(data, a + 6, b)
-    return max(_number(data, a, b), 0)
+        a, b = trim(data, a + 6, b)
+    return max(decimal(data, a, b), 0)
 
 
 @njit(cache=True, nogil=True)
@@ -171,7 +172,7 @@ def _qualifier(data, a, b):
         end = a
         while end < b and data[end] != _PIPE:
             end += 1
-        x, y = _trim(data, a, end)
+        x, y = trim(data, a, end)
         if y - x == 3 and _starts(data, x, y, _NOT):
             negated = True
         elif (
@@ -208,10 +209,10 @@ def build_table(offsets, data):
 
 
 @njit(cache=True, nogil=True)
-def _in_table(slots, offsets, words, data, a, b):
+def in_table(slots, offsets, words, data, a, b):
     at = np.int64(_hash(data, a, b) & np.uint64(len(slots) - 1))
     while slots[at] >= 0:
-        if _same(data, a, b, words, offsets[slots[at]], offsets[slots[at] + 1]):
+        if same(data, a, b, words, offsets[slots[at]], offsets[slots[at] + 1]):
             return True
         at = (at + 1) & (len(slots) - 1)
     return False
@@ -269,7 +270,7 @@ def scan(data, databases, database_ends, restrict, slots, offsets, words):
                 comments[n_comments, 0], comments[n_comments, 1] = start, stop
                 n_comments += 1
             continue
-        a, b = _trim(data, start, stop)
+        a, b = trim(data, start, stop)
         if a == b:
             continue
         counts[ROWS] += 1
@@ -290,9 +291,10 @@ def scan(data, databases, database_ends, restrict, slots, offsets, words):
         if reason < 0:
             if _starts(data, f[4], f[5] - 1, _GO_PREFIX):
                 counts[SHAPED] += 1
-            db_a, db_b = _trim(data, f[0], f[1] - 1)
-            a, b = _trim(data, f[1], f[2] - 1)
-            number, code, day = _go(data, f[4], f[5] - 1), _evidence(data, f[6], f[7] - 1), _day(data, f[13], f[14] - 1)
+            db_a, db_b = trim(data, f[0], f[1] - 1)
+            a, b = trim(data, f[1], f[2] - 1)
+            number, code = go_number(data, f[4], f[5] - 1), _evidence(data, f[6], f[7] - 1)
+            day = _day(data, f[13], f[14] - 1)
             if db_a == db_b:
                 reason = 1
             elif a == b:
@@ -315,11 +317,11 @@ def scan(data, databases, database_ends, restrict, slots, offsets, words):
 
         ours, d = False, 0
         for end in database_ends:
-            ours = ours or _same(data, db_a, db_b, databases, d, end)
+            ours = ours or same(data, db_a, db_b, databases, d, end)
             d = end
-        if ours and not _same(data, a, b, data, last_a, last_b):
+        if ours and not same(data, a, b, data, last_a, last_b):
             last_a, last_b, last_run = a, b, -1
-            last_in = not restrict or _in_table(slots, offsets, words, data, a, b)
+            last_in = not restrict or in_table(slots, offsets, words, data, a, b)
         if not (ours and last_in):
             why = NOT_IN_PROTEINS if ours else OTHER_DATABASE
             counts[why] += 1
@@ -335,7 +337,7 @@ def scan(data, databases, database_ends, restrict, slots, offsets, words):
         taxon[n_rows] = _taxon(data, f[12], f[13] - 1)
         isoform[n_rows] = False
         if n_fields >= 17:
-            a, b = _trim(data, f[16], f[17] - 1)
+            a, b = trim(data, f[16], f[17] - 1)
             isoform[n_rows] = a < b
         n_rows += 1
     return Scan(

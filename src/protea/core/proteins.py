@@ -230,7 +230,7 @@ def _kernel(data, n, line, letter):
             start = i
             while i < end and data[i] > _SPACE:
                 i += 1
-            start, stop = _accession(data, start, i)
+            start, stop = bare_accession(data, start, i)
             for j in range(start, stop):
                 names[name_size] = data[j]
                 name_size += 1
@@ -293,7 +293,7 @@ def _kernel(data, n, line, letter):
 
 
 @njit(cache=True, nogil=True)
-def _accession(data, start, stop):
+def bare_accession(data, start, stop):
     """Where the accession of a header's first word is: ACC of sp|ACC|NAME and tr|ACC|NAME, else all of it."""
     if stop - start >= 3 and data[start + 2] == _PIPE:
         a, b = data[start], data[start + 1]

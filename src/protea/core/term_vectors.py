@@ -1,0 +1,198 @@
+"""Vectors of GO terms, such as Anc2Vec's: NPZ archives and word2vec text, as one matrix with its ids.
+
+Called by `ingest` and `protea inspect`; calls `delimited` for text. Nothing is unpickled. Contract section 11.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from protea.core import delimited, fs, spans
+from protea.core.delimited import TableReport
+from protea.core.embeddings.readers import NPZ_DAMAGE
+from protea.core.embeddings.source import ID_NAMES, MATRIX_NAMES, float_dtype, listed, pick
+from protea.core.textio import BLOCK_SIZE, open_text
+from protea.errors import InputError
+
+_GO = re.compile(r"GO:[0-9]{7}")
+_IDS = ("go", "go_id", "go_ids", "term", "terms", "go_term", "go_terms", *ID_NAMES)
+_ADVICE = (
+    "unpack it once where you trust it: d = numpy.load(FILE, allow_pickle=True)[KEY].item(); "
+    "numpy.savez(NEW, ids=list(d), vectors=list(d.values()))"
+)
+
+
+@dataclass
+class TermVectorsReport(TableReport):
+    """What a file of term vectors holds; `kept` vectors are stored, `filtered` has the `repeated` ones."""
+
+    dim: int = 0
+    dtype: str = ""  # as stored: float32 or float64
+    file_dtype: str = ""
+
+
+def read_term_vectors(
+    path: str | Path,
+    out_dir: Path | None,
+    progress: Callable[[int], None] | None = None,
+    *,
+    block_size: int = BLOCK_SIZE,
+) -> TermVectorsReport:
+    """Read one vector a GO id into `out_dir`: ids.parquet (`go` int32, ascending, distinct) and matrix.npy [n, d].
+
+    NPZ with an array of ids and a matrix; NPZ with one vector an id, named by it; or word2vec text (GO id and numbers,
+    separated by blanks; the header `n d` may be there). Text is stored as float64, float16 as float32. Ids that are no
+    GO ids are counted as `go_id`; see `delimited.check_rejected`. Memory: about twice the matrix.
+    Errors (InputError, naming lines or ids): vectors of two dimensions, what is no number, NaN, infinity, a vector of
+    zeros, one id with two vectors, pickled arrays, integers, no vector; and those of textio.
+    """
+    report = TermVectorsReport(str(path))
+    head = _head(path)
+    if head.startswith(b"\x93NUMPY"):
+        raise InputError(
+            f"{path}: an .npy file has no GO ids", hint="save both: numpy.savez(NEW, ids=..., vectors=...)"
+        )
+    if head.startswith(b"PK"):
+        ids, matrix = _npz(Path(path), report)
+        report.sha256 = fs.sha256_file(Path(path))
+        if progress is not None:
+            progress(Path(path).stat().st_size)
+    else:
+        ids, matrix = _text(path, report, progress, block_size)
+    ids, matrix = _distinct(path, report, ids, matrix)
+    report.kept, report.dim, report.dtype = len(ids), matrix.shape[1], str(matrix.dtype)
+    if out_dir is not None:
+        schema = pa.schema([pa.field("go", pa.int32(), nullable=False)])
+        pq.write_table(pa.Table.from_arrays([pa.array(ids)], schema=schema), out_dir / "ids.parquet")
+        np.save(out_dir / "matrix.npy", matrix)
+    return report
+
+
+def _head(path: str | Path) -> bytes:
+    try:
+        with open(path, "rb") as f:
+            return f.read(8)
+    except OSError:
+        return b""  # open_text says what is wrong
+
+
+def _text(
+    path: str | Path, report: TermVectorsReport, progress: Callable[[int], None] | None, block_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    report.format, report.file_dtype = "word2vec", "text"
+    head = delimited.peek(path, 2)
+    first = head[0].split() if head else []
+    header = len(first) == 2 and all(x.isdigit() for x in first)
+    row = (head[1].split() if len(head) > 1 else []) if header else first
+    dim = len(row) - 1
+    if header and dim != int(first[1]):
+        raise InputError(f"{path}: the header says {first[1]} values a vector, but the first one has {dim}")
+    if dim < 1:
+        raise InputError(f"{path}: no vectors in it", hint="give NPZ, or lines of a GO id and its numbers")
+    ids, parts = [], []
+    with open_text(path) as reader:
+        blocks = delimited.read_blocks(
+            reader,
+            report,
+            dim + 1,
+            (dim + 1, dim + 1),
+            separator=delimited.BLANKS,
+            header=header,
+            progress=progress,
+            block_size=block_size,
+        )
+        for block in blocks:
+            if report.problems and "columns" in report.rejected:
+                line, _, text = next(p for p in report.problems if p[1] == "columns")
+                raise InputError(f"{path}, line {line}: not {dim} values like the first vector: {text!r}")
+            go = block.go(0)
+            values, number = spans.floats(block.data, block.cut.spans[:, 1:].reshape(-1, 2))
+            values, number = values.reshape(-1, dim), number.reshape(-1, dim)
+            good = block.keep(report, ("go_id", go < 0))
+            block.refuse("a value is no number", good & ~number.all(axis=1))
+            block.refuse("a value is not finite", good & ~np.isfinite(values).all(axis=1))
+            ids.append(go[good])
+            parts.append(values[good])
+    if header and report.rows != int(first[0]):
+        raise InputError(f"{path}: the header says {first[0]} vectors, the file has {report.rows}", hint="is it whole?")
+    return np.concatenate(ids), np.concatenate(parts)
+
+
+def _npz(path: Path, report: TermVectorsReport) -> tuple[np.ndarray, np.ndarray]:
+    report.format = "npz"
+    try:
+        with path.open("rb") as f, np.load(f, allow_pickle=False) as archive:
+            if any(_GO.fullmatch(name) for name in archive.files):
+                names, matrix = _by_name(path, archive)
+            else:
+                names, matrix = _ids_and_matrix(path, archive)
+    except NPZ_DAMAGE as e:
+        if "Object arrays" in str(e) or "allow_pickle" in str(e):
+            raise InputError(f"{path} holds pickled objects, which are never loaded", hint=_ADVICE) from e
+        raise InputError(f"{path}: not a readable .npz archive, truncated or damaged: {e}") from e
+    report.file_dtype = str(matrix.dtype)
+    report.rows = len(matrix)
+    if not report.rows:
+        raise InputError(f"{path}: no vectors in it")
+    stored = float_dtype(matrix.dtype, str(path))
+    ids = spans.go_numbers(names)
+    bad = np.flatnonzero(ids < 0)
+    if len(bad):
+        some = bad[: delimited.MAX_PROBLEMS].tolist()
+        report.reject("go_id", len(bad), [(i + 1, str(names[i])[:80]) for i in some])
+    matrix = matrix.astype(np.float32 if stored == np.float16 else stored, copy=False)
+    return ids[ids >= 0], matrix[ids >= 0]
+
+
+def _by_name(path: Path, archive: np.lib.npyio.NpzFile) -> tuple[pa.Array, np.ndarray]:
+    """An archive with one vector an id."""
+    names = list(archive.files)
+    vectors = [archive[name] for name in names]
+    for name, vector in zip(names, vectors, strict=True):
+        if vector.shape != vectors[0].shape or vector.ndim != 1 or not len(vector):
+            raise InputError(
+                f"{path}: {name} has the shape {vector.shape}, {names[0]} {vectors[0].shape}; every id needs one vector "
+                "of one dimension"
+            )
+    return pa.array(names, pa.string()), np.stack(vectors)
+
+
+def _ids_and_matrix(path: Path, archive: np.lib.npyio.NpzFile) -> tuple[pa.Array, np.ndarray]:
+    arrays = {name: archive[name] for name in archive.files}
+    ids = pick([n for n, a in arrays.items() if a.ndim == 1 and a.dtype.kind in "UST"], _IDS, "ids", str(path))
+    key = pick([n for n, a in arrays.items() if a.ndim > 1], MATRIX_NAMES, "vectors", str(path))
+    names, matrix = pa.array(arrays[ids]), arrays[key]
+    if matrix.ndim != 2 or not matrix.shape[1]:
+        raise InputError(f"{path}: {key} has the shape {matrix.shape}; it must be one vector an id")
+    if len(names) != len(matrix):
+        raise InputError(
+            f"{path}: {len(names)} {ids} but {len(matrix)} rows of {key}; there must be one id for each row"
+        )
+    return names, matrix
+
+
+def _distinct(
+    path: str | Path, report: TermVectorsReport, ids: np.ndarray, matrix: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted by id, equal vectors of one id once; InputError for what may not be stored."""
+    order = np.argsort(ids, kind="stable")
+    ids, matrix = ids[order], matrix[order]
+    again = np.append(False, ids[1:] == ids[:-1])[: len(ids)]
+    rows = np.flatnonzero(again)
+    for bad, what in (
+        (ids[~np.isfinite(matrix).all(axis=1)], "hold NaN or infinity"),
+        (ids[~matrix.any(axis=1)], "are all zeros"),
+        (ids[rows[(matrix[rows] != matrix[rows - 1]).any(axis=1)]], "are there twice and differ"),
+    ):
+        if len(bad):
+            names = [f"GO:{i:07}" for i in np.unique(bad)]
+            raise InputError(f"{path}: the vectors of {listed(names)} {what}", hint="repair them, or leave them out")
+    if len(rows):
+        report.filtered["repeated"] = len(rows)
+        ids, matrix = ids[~again], matrix[~again]
+    return ids, matrix
