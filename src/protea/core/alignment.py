@@ -10,7 +10,6 @@ compute without the GIL; a pair's values depend on nothing but the two sequences
 
 import hashlib
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -142,7 +141,7 @@ def _distinct(sequences: Sequence[str] | pa.Array | pa.ChunkedArray, used: I64) 
     _, offsets, data = strings.buffers()
     ends = np.frombuffer(offsets, np.int64)[strings.offset : strings.offset + len(strings) + 1]
     codes = _CODES[np.frombuffer(data, np.uint8)] if data is not None else np.empty(0, np.uint8)
-    view = memoryview(codes)
+    view = codes.data
     digests = [hashlib.blake2b(view[ends[x] : ends[x + 1]], digest_size=16).digest() for x in range(len(strings))]
     words = np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
     lengths = np.diff(ends)

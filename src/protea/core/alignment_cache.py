@@ -2,12 +2,13 @@
 
 Called by `core/alignment.py`; calls numpy and `core/fs.py`. The directory is `<home>/storage/alignments/`.
 
-A row is 16 bytes of key (both sequences' digests, the scoring and the kernel's version, mixed) and the ten integers. Each
-insert writes one segment under a temporary name and renames it, so writers in any number of processes need no lock, a
-killed one leaves nothing but a temporary file, and readers map whole files. Look-up and insert are a sort and a binary
-search over arrays, 0.1 s each for 300,000 pairs; SQLite, with its objects a row, took 1.1 and 2.0 s. Every row has a check sum; a segment with a bad row among those asked for
-is renamed away (`*.damaged`, the last one is kept) and its pairs are computed again. A segment's modification time
-is its last use: past `max_bytes` the least recently used are dropped; many small ones are merged.
+A row is 16 bytes of key (both sequences' digests, the scoring and the kernel's version, mixed) and the ten integers.
+Each insert writes one segment under a temporary name and renames it, so writers in any number of processes need no
+lock, a killed one leaves nothing but a temporary file, and readers map whole files. Look-up and insert are a sort and a
+binary search over arrays, 0.1 s each for 300,000 pairs; SQLite, with its objects a row, took 1.1 and 2.0 s. Every row has
+a check sum; a segment with a bad row among those asked for is renamed away (`last.damaged`, one is kept) and its pairs
+are computed again. A segment's modification time is its last use: past `max_bytes` the least recently used are dropped;
+many small ones are merged.
 
 Nothing here ever raises for the state of the disk: `problems` says in one line each what went wrong.
 """

@@ -1,11 +1,9 @@
 """The compiled part of the pairwise alignments: one pair at a time, global and local together, in vectors.
 
-Called by `core/alignment.py` only; calls numba and numpy only.
+Called by `core/alignment.py` only; calls `core/alignment_vectors.py`, numba and numpy.
 
 Gotoh's recurrences are swept along anti-diagonals, where no cell depends on another one of the same diagonal, so a
-whole diagonal is computed in vectors of integers whatever the two sequences are. The vector code is written as LLVM
-vectors, which LLVM lowers to what the CPU has (AVX-512, AVX2, SSE, NEON): integers only, one order of comparisons, so
-values never depend on the CPU. Three things make it fast:
+whole diagonal is computed in vectors of integers whatever the two sequences are. Three things make it fast:
 
 - Scores are kept as H' = H + i + j. Extending a gap then costs nothing, and the floor of a local alignment on
   diagonal d is d. H' lies between -18 and 11 min(m, n) + m + n, which tells 16 from 32 bits beforehand.
@@ -21,20 +19,15 @@ in the second; a gap opens rather than extends; a local one ends on the first di
 best score, and begins where the score first falls to 0.
 """
 
-from typing import Any
-
-import llvmlite.binding as llvm
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
+
+from protea.core.alignment_vectors import LANES, OPEN, SHIFT, STATE_ROWS, VECTOR, gather, sweep
 
 LETTERS = "ARNDCQEGHILKMFPSTWYVBZX"
 X = len(LETTERS) - 1
 PAD = len(LETTERS)  # a row of the profile for rows beyond the end of the first sequence
-OPEN, EXTEND = 10, 1
 _BLOSUM62 = """
  4
 -1  5
@@ -72,143 +65,14 @@ def _matrix() -> npt.NDArray[np.int8]:
 MATRIX = _matrix()
 BEST = int(MATRIX.max())
 
-_VECTOR = 64 if llvm.get_host_cpu_features().get("avx512bw") else 32  # bytes; changes the speed only
-LANES = _VECTOR // 2  # of the 16-bit kernel; the 32-bit one has half as many, and the same padding
-_SHIFT = OPEN - EXTEND  # H' is stored less this: a gap opens from what is stored as it is
-_BIAS = _SHIFT + 2 * EXTEND  # profile byte = score + _BIAS > 0; 0 is beyond an end
+_BIAS = SHIFT + 2  # profile byte = score + _BIAS > 0; 0 is beyond an end
 _FRONT = LANES + 8
 _LEAST = 4  # diagonals of a window, which is one gather
 _NEVER = -100  # below any H' of a global alignment
-STATE_ROWS = 8  # per alignment: H of the two last diagonals, E (gap in the first sequence), F (gap in the second)
-
-
-@intrinsic
-def _gather(typingctx, scores, at, rows, profile, diagonal, eights):  # type: ignore[no-untyped-def]
-    """scores[at + x] = the 4 profile bytes from profile[rows[at + x] + diagonal], for x < 8 eights."""
-    signature = types.void(scores, at, rows, profile, diagonal, eights)
-
-    def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        def data(j: int) -> Any:
-            return context.make_array(sig.args[j])(context, b, args[j]).data
-
-        size, word = args[1].type, ir.IntType(32)
-        out, row = b.gep(data(0), [args[1]]), b.gep(data(2), [args[1]])
-        base = b.gep(data(3), [args[4]])
-        with cgutils.for_range(b, args[5], intp=size) as loop:
-            first = b.mul(loop.index, ir.Constant(size, 8))
-            for u in range(8):
-                i = b.add(first, ir.Constant(size, u))
-                source = b.gep(base, [b.sext(b.load(b.gep(row, [i])), size)])
-                b.store(b.load(b.bitcast(source, word.as_pointer()), align=1), b.gep(out, [i]))
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@intrinsic
-def _sweep(typingctx, state, scores, trace, stride, lo, blocks, position, diagonal, turn):  # type: ignore[no-untyped-def]
-    """One diagonal of both alignments, rows lo..: returns the largest local H'; its first row is left in `state`.
-
-    `state` [9, stride] flat, of int16 or int32: rows 0, 1 H' of the global alignment by parity of the diagonal, 2 E',
-    3 F'; 4-7 the same of the local one; row 8 gets the maxima by lane, then their rows less lo. E' and F' are updated in
-    place, so blocks go downwards: F' and H' are read one row above.
-    """
-    element = state.dtype
-    bits = element.bitwidth
-    lanes = _VECTOR * 8 // bits
-    signature = element(state, scores, trace, stride, lo, blocks, position, diagonal, turn)
-
-    def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        _, _, _, stride_, lo_, blocks_, position_, diagonal_, turn_ = args
-        size, item, word = stride_.type, ir.IntType(bits), ir.IntType(32)
-        vector, wide = ir.VectorType(item, lanes), ir.VectorType(word, lanes)
-        undefined = {t: ir.Constant(t, ir.Undefined) for t in (vector, wide)}
-
-        def number(v: int) -> Any:
-            return ir.Constant(size, v)
-
-        def every(v: int, kind: Any = vector) -> Any:
-            return ir.Constant(kind, [v] * lanes)
-
-        def splat(scalar: Any, kind: Any) -> Any:
-            one = b.insert_element(undefined[kind], scalar, ir.Constant(word, 0))
-            return b.shuffle_vector(one, undefined[kind], every(0, wide))
-
-        def load(pointer: Any, kind: Any = vector) -> Any:
-            return b.load(b.bitcast(pointer, kind.as_pointer()), align=kind.element.width // 8)
-
-        def store(value: Any, pointer: Any) -> None:
-            b.store(value, b.bitcast(pointer, value.type.as_pointer()), align=value.type.element.width // 8)
-
-        def at(pointer: Any, index: Any) -> Any:
-            return b.gep(pointer, [index])
-
-        def larger(x: Any, y: Any) -> tuple[Any, Any]:
-            """(x > y, the larger)"""
-            more = b.icmp_signed(">", x, y)
-            return more, b.select(more, x, y)
-
-        base, score_data, trace_data = (context.make_array(sig.args[j])(context, b, args[j]).data for j in range(3))
-        even = b.and_(diagonal_, number(1))
-        odd = b.xor(even, number(1))
-
-        def row(index: Any) -> Any:
-            return at(base, b.add(b.mul(index, stride_), lo_))
-
-        groups = [
-            (row(b.add(even, number(r))), row(b.add(odd, number(r))), row(number(r + 2)), row(number(r + 3)))
-            for r in (0, 4)
-        ]
-        result = at(base, b.mul(number(STATE_ROWS), stride_))
-        score_row = at(score_data, lo_)
-        shift = splat(b.trunc(b.mul(turn_, number(8)), word), wide)
-        floor = splat(b.trunc(diagonal_, item), vector)
-        best = cgutils.alloca_once(b, vector)
-        where = cgutils.alloca_once(b, vector)
-        b.store(every(0), best)
-        b.store(every(0), where)
-
-        def cell(group: Any, i: Any, above: Any, score: Any, local: bool) -> Any:
-            older, newer, e_row, f_row = group
-            bit = 16 if local else 1
-            e_long, e = larger(load(at(e_row, i)), load(at(newer, i)))
-            f_long, f = larger(load(at(f_row, above)), load(at(newer, above)))
-            store(e, at(e_row, i))
-            store(f, at(f_row, i))
-            f_wins, gap = larger(f, e)
-            gap_wins, h = larger(gap, b.add(load(at(older, above)), score))
-            code = b.select(gap_wins, b.select(f_wins, every(2 * bit), every(bit)), every(0))
-            if local:
-                positive, h = larger(h, floor)
-                code = b.select(positive, code, every(3 * bit))
-                old = b.load(best)
-                no_less = b.icmp_signed(">=", h, old)  # blocks go downwards: the smallest row stays
-                b.store(b.select(no_less, h, old), best)
-                b.store(b.select(no_less, splat(b.trunc(i, item), vector), b.load(where)), where)
-            store(b.sub(h, every(_SHIFT)), at(older, i))
-            flags = b.or_(b.select(e_long, every(4 * bit), every(0)), b.select(f_long, every(8 * bit), every(0)))
-            return b.or_(code, flags)
-
-        with cgutils.for_range(b, blocks_, intp=size) as loop:
-            block = b.sub(b.sub(blocks_, number(1)), loop.index)
-            i = b.mul(block, number(lanes))
-            above = b.sub(i, number(1))
-            words = b.lshr(load(at(score_row, i), wide), shift)
-            score = b.and_(words if bits == 32 else b.trunc(words, vector), every(255))
-            code = b.or_(cell(groups[0], i, above, score, False), cell(groups[1], i, above, score, True))
-            small = b.trunc(code, ir.VectorType(ir.IntType(8), lanes))
-            store(small, at(trace_data, b.add(position_, i)))
-        store(b.load(best), result)
-        store(b.load(where), at(result, number(lanes)))
-        kind = ir.FunctionType(item, [vector])
-        reduce = cgutils.get_or_insert_function(b.module, kind, f"llvm.vector.reduce.smax.v{lanes}i{bits}")
-        return b.call(reduce, [b.load(best)])
-
-    return signature, generate
 
 
 @njit(cache=True, nogil=True)
-def _sweep_window(m, n, rows, profile, state, stride, lanes, scores, trace, place, begin, end, best):  # type: ignore[no-untyped-def]
+def _sweep_window(m, n, rows, profile, state, stride, lanes, scores, trace, place, begin, end, best):
     """Diagonals begin..end-1; cell (i, d - i) has its byte at trace[place[d] + i]. best = [score, diagonal, row]."""
     position = 0
     for d in range(begin, end):
@@ -217,21 +81,21 @@ def _sweep_window(m, n, rows, profile, state, stride, lanes, scores, trace, plac
         turn = (d - begin) & 3
         if turn == 0:
             count = min(m, d + 2) + lanes - lo
-            _gather(scores, lo, rows, profile, d, (count + 7) >> 3)
+            gather(scores, lo, rows, profile, d, (count + 7) >> 3)
         blocks = (hi - lo + lanes) // lanes
-        top = np.int64(_sweep(state, scores, trace, stride, lo, blocks, position, d, turn)) - d
+        top = np.int64(sweep(state, scores, trace, stride, lo, blocks, position, d, turn)) - d
         place[d] = position - lo
         position += blocks * lanes
         now = d & 1
         if d <= n:
-            state[now * stride] = -2 * _SHIFT
+            state[now * stride] = -2 * SHIFT
             state[3 * stride] = _NEVER
-            state[(now + 4) * stride] = d - _SHIFT
+            state[(now + 4) * stride] = d - SHIFT
             state[7 * stride] = _NEVER
         if d <= m:
-            state[now * stride + d] = -2 * _SHIFT
+            state[now * stride + d] = -2 * SHIFT
             state[2 * stride + d] = _NEVER
-            state[(now + 4) * stride + d] = d - _SHIFT
+            state[(now + 4) * stride + d] = d - SHIFT
             state[6 * stride + d] = _NEVER
         if top > best[0]:
             best[0] = top
@@ -244,7 +108,7 @@ def _sweep_window(m, n, rows, profile, state, stride, lanes, scores, trace, plac
 
 
 @njit(cache=True, nogil=True)
-def _walk(a, b, matrix, trace, place, begin, walk, local, out):  # type: ignore[no-untyped-def]
+def _walk(a, b, matrix, trace, place, begin, walk, local, out):
     """Walk back to the start of the window. walk = [i, j, in a gap (0 no, 1 in a, 2 in b), ended]."""
     i, j, gap = walk[0], walk[1], walk[2]
     columns, identical, similar, gaps, score = out[0], out[1], out[2], out[3], out[4]
@@ -274,7 +138,7 @@ def _walk(a, b, matrix, trace, place, begin, walk, local, out):  # type: ignore[
         else:
             i -= 1
         if longer:
-            score -= EXTEND
+            score -= 1
         else:
             score -= OPEN
             gap = 0
@@ -283,31 +147,31 @@ def _walk(a, b, matrix, trace, place, begin, walk, local, out):  # type: ignore[
         if not local and i + j > 0:
             gaps += i + j
             columns += i + j
-            score -= OPEN + (i + j - 1) * EXTEND
+            score -= OPEN + i + j - 1
     walk[0], walk[1], walk[2] = i, j, gap
     out[0], out[1], out[2], out[3], out[4] = columns, identical, similar, gaps, score
 
 
 @njit(cache=True, nogil=True)
-def _start(state, stride):  # type: ignore[no-untyped-def]
+def _start(state, stride):
     """Diagonals 0 and 1, which have border cells only. Zeros elsewhere: nothing there may look like a score."""
     state[: STATE_ROWS * stride] = 0
-    state[0] = state[4 * stride] = -_SHIFT
-    state[stride] = state[stride + 1] = -2 * _SHIFT
-    state[5 * stride] = state[5 * stride + 1] = 1 - _SHIFT
+    state[0] = state[4 * stride] = -SHIFT
+    state[stride] = state[stride + 1] = -2 * SHIFT
+    state[5 * stride] = state[5 * stride + 1] = 1 - SHIFT
     state[2 * stride + 1] = state[6 * stride + 1] = _NEVER
     state[3 * stride] = state[7 * stride] = _NEVER
 
 
 @njit(cache=True, nogil=True)
-def _bordered(items):  # type: ignore[no-untyped-def]
+def _bordered(items):
     """`items` from where item 1, the first row, is at a 64-byte border: whole cache lines are some 8 % faster."""
     to_border = -items.ctypes.data % 64 // items.itemsize
     return items[to_border + 64 // items.itemsize - 1 :]
 
 
 @njit(cache=True, nogil=True)
-def _profile(b, matrix, profile, width):  # type: ignore[no-untyped-def]
+def _profile(b, matrix, profile, width):
     for row in range(PAD + 1):
         line = profile[row * width : (row + 1) * width]
         line[:] = 0
@@ -317,10 +181,10 @@ def _profile(b, matrix, profile, width):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _align_pair(a, b, profile, width, matrix, state, trace, stop, out):  # type: ignore[no-untyped-def]
+def _align_pair(a, b, profile, width, matrix, state, trace, stop, out):
     """Both alignments of a (the shorter) and b into out[10]; False when stopped. `state` gives the type of scores."""
     m, n = len(a), len(b)
-    lanes = _VECTOR // state.itemsize
+    lanes = VECTOR // state.itemsize
     stride = (m + 3 * lanes + 2) // lanes * lanes
     state = _bordered(state)
     rows = np.full(m + 2 * lanes + 16, PAD * width, np.int32)
@@ -369,7 +233,7 @@ def _align_pair(a, b, profile, width, matrix, state, trace, stop, out):  # type:
 
 
 @njit(cache=True, nogil=True)
-def align_batch(codes, starts, lengths, first, second, matrix, state, trace, stop, out):  # type: ignore[no-untyped-def]
+def align_batch(codes, starts, lengths, first, second, matrix, state, trace, stop, out):
     """Align sequence first[x] (the shorter) with second[x] for every x; out int64[n, 10]; the number of pairs done.
 
     A sequence is codes[start : start + length], letters as indices into LETTERS. Each row of `out` is columns,
