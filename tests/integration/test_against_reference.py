@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import pytest
-import reference
 from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
+
+import reference
 from product import Product, product, read
 from worlds import World, random_settings, random_world, settings, worlds
 
