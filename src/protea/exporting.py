@@ -23,9 +23,18 @@ from .storage import ObjectStore
 if TYPE_CHECKING:
     import pyarrow.dataset
 
+    from .core.alignment_cache import AlignmentCache
     from .core.keys import ExportInputs
 
 Report = Callable[..., None]
+TABLES = {
+    "taxonomy": "taxonomy",
+    "term_vectors": "term-vectors",
+    "interpro": "interpro",
+    "external_scores": "scores",
+    "information_accretion": "ia",
+}
+"""Setting -> the kind of input that it names."""
 SPLITS = ("train", "eval", "truth", "known")
 LOGGED = ("export.", "cut.restored", "cut.discarded", "cut.started", "cut.finished", "assembly.")
 """Events that go into the job's log (beginnings of their kinds); the others are progress."""
@@ -101,7 +110,7 @@ def resolve(config: ExportConfig, catalog: Catalog, settings: Settings) -> "tupl
 
     def ref(kind: str, name: str | None) -> InputRef:
         row = catalog.find(kind, name)
-        return InputRef(row.name, row.identity, _there(store.path(kind, row.object_digest), row.name))
+        return InputRef(row.name, row.identity, _there(store.path(kind, row.object_digest), row.name), row.stats)
 
     embeddings = ref("embeddings", config.embedding_config)
     sets, derived = {}, set()
@@ -115,7 +124,8 @@ def resolve(config: ExportConfig, catalog: Catalog, settings: Settings) -> "tupl
     config = config.model_copy(
         update={"ontology": ontology.name, "proteins": proteins.name, "embedding_config": embeddings.name}
     )
-    return config, ExportInputs(ontology, proteins, embeddings, sets, frozenset(derived))
+    tables = {setting: ref(kind, name) for setting, kind in TABLES.items() if (name := getattr(config, setting))}
+    return config, ExportInputs(ontology, proteins, embeddings, sets, frozenset(derived), tables)
 
 
 def _there(path: Path, name: str) -> Path:
@@ -163,8 +173,16 @@ def export(
                 replace=replace,
                 wait=wait,
                 threads=settings.threads,
+                alignments=alignment_cache(settings) if resolved.compute_alignments else None,
             )
     return Dataset(resolved.name, path, read_manifest(path) or {})
+
+
+def alignment_cache(settings: Settings) -> "AlignmentCache":
+    """The cache that all exports of this home share."""
+    from .core.alignment_cache import AlignmentCache
+
+    return AlignmentCache(settings.storage / "alignments", settings.alignment_cache_bytes)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     threads: int = 0
     """PROTEA_THREADS: threads of the neighbour search (0: one per core). It changes no byte."""
 
+    alignment_cache_bytes: int = 2 << 30
+    """PROTEA_ALIGNMENT_CACHE_BYTES: how large the cache of alignments under `<home>/storage/alignments/` may grow."""
+
     debug: bool = False
     """PROTEA_DEBUG: tracebacks instead of one-line errors."""
 

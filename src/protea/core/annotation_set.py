@@ -44,6 +44,7 @@ class AnnotationSet:
     evidence     int8[n], index into `evidence.CODES`
     qualifier    int16[n], index into `qualifiers` (normalised, the aspect's default spelt out)
     negated      bool[n]
+    taxon        int32[A], of the accession's first row that has one; -1 without
     dropped      reason -> rows
     """
 
@@ -54,13 +55,14 @@ class AnnotationSet:
     qualifier: npt.NDArray[np.int16]
     qualifiers: tuple[str, ...]
     negated: Bool
+    taxon: I32
     dropped: dict[str, int]
     groups: dict[str, int]
 
 
 def load(source: AnnotationSource, onto: Ontology) -> AnnotationSet:
     """Read the stored rows of `source` and resolve them under `onto`."""
-    columns = ["accession", "go", "evidence", "qualifier", "negated", "isoform", "date"]
+    columns = ["accession", "go", "evidence", "qualifier", "negated", "isoform", "date", "taxon"]
     table = pq.read_table(source.path / "rows.parquet", columns=columns, read_dictionary=["accession", "qualifier"])
     accession = _dictionary(table["accession"])
     names, protein = _sorted_dictionary(accession)
@@ -69,6 +71,7 @@ def load(source: AnnotationSource, onto: Ontology) -> AnnotationSet:
     if source.cut_date is not None:
         days = (source.cut_date - date(1970, 1, 1)).days
         keep = table["date"].cast(pa.int32()).to_numpy() <= days
+    taxon = _first_taxa(table["taxon"], protein, keep, len(names))
     dropped = _file_counts(source)
 
     def drop(reason: str, rows: Bool) -> None:
@@ -92,8 +95,17 @@ def load(source: AnnotationSource, onto: Ontology) -> AnnotationSet:
     for i, name in enumerate(evidence.CODES):
         groups[evidence.group(name)] += int(kept_codes[i])
     return AnnotationSet(
-        names, protein[keep], term[keep], code[keep], qualifier[keep], qualifiers, negated[keep], dropped, groups
+        names, protein[keep], term[keep], code[keep], qualifier[keep], qualifiers, negated[keep], taxon, dropped, groups
     )
+
+
+def _first_taxa(column: pa.ChunkedArray, protein: I32, keep: Bool, n: int) -> I32:
+    """The taxon of each accession's first kept row that has one, in file order; -1 without."""
+    taxon = pc.fill_null(column, -1).to_numpy().astype(np.int32)
+    rows = np.flatnonzero(keep & (taxon >= 0))[::-1]  # the first row is written last
+    out = np.full(n, -1, dtype=np.int32)
+    out[protein[rows]] = taxon[rows]
+    return out
 
 
 def _file_counts(source: AnnotationSource) -> dict[str, int]:

@@ -3,6 +3,8 @@
 Called by the ground truth, donors, votes and features; calls numpy only.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,3 +35,22 @@ def contains(sorted_keys: npt.NDArray, keys: npt.NDArray) -> Bool:
     at = np.searchsorted(sorted_keys, keys)
     at[at == len(sorted_keys)] = 0
     return sorted_keys[at] == keys
+
+
+def per_query(keys: I64, queries: I32, n_terms: int) -> tuple[I64, I32]:
+    """The terms of each query (ascending) among ascending keys protein * n_terms + term, as (ptr int64[n+1], term)."""
+    first = queries.astype(np.int64) * n_terms
+    start, stop = np.searchsorted(keys, first), np.searchsorted(keys, first + n_terms)
+    ptr = np.concatenate([[0], np.cumsum(stop - start)]).astype(np.int64)
+    take = np.arange(ptr[-1]) + np.repeat(start - ptr[:-1], stop - start)
+    return ptr, (keys[take] % n_terms).astype(np.int32)
+
+
+def pieces(load: I64, limit: int) -> Iterator[tuple[int, int]]:
+    """Consecutive ranges of items, given their cumulative load, each within `limit` or of one item."""
+    a = 0
+    while a < len(load):
+        base = load[a - 1] if a else 0
+        b = max(a + 1, int(np.searchsorted(load, base + limit, side="right")))
+        yield a, b
+        a = b

@@ -53,11 +53,11 @@ def _codes(value: object) -> object:
 Version = Annotated[int | str, BeforeValidator(_version)]
 Codes = Annotated[list[str], BeforeValidator(_codes)]
 
-LATER = (
-    "compute_alignments compute_taxonomy compute_self_prior compute_association interpro_candidates taxonomy "
-    "term_vectors interpro external_scores information_accretion max_alignment_cells"
-).split()
-"""Settings of the contract whose families this version does not compute yet; switching one on is refused."""
+TABLES = ("taxonomy", "term_vectors", "interpro", "external_scores", "information_accretion")
+"""Settings that name an optional input."""
+
+REQUIRES = {"compute_taxonomy": "taxonomy", "interpro_candidates": "interpro"}
+"""A switch, and the input that it cannot do without."""
 
 
 class ExportConfig(BaseModel):
@@ -116,9 +116,9 @@ class ExportConfig(BaseModel):
                 f"every test version must come after the last train version {self.train_versions[-1]}: "
                 f"{self.test_versions}"
             )
-        for key in LATER:
-            if getattr(self, key) not in (None, False):
-                raise ValueError(f"{key}: this family is not available in this version; leave it out")
+        for switch, table in REQUIRES.items():
+            if getattr(self, switch) and getattr(self, table) is None:
+                raise ValueError(f"{switch} needs {table}: the name of a loaded one")
         return self
 
     @property

@@ -5,9 +5,9 @@ runner, the plan and later the minijobs call these same functions. Calls the gro
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,22 @@ import pyarrow.compute as pc
 
 from . import evidence, features
 from .annotation_set import AnnotationSet, AnnotationSource, load
-from .arrays import I32, I64, contains, csr_pointers
+from .arrays import I32, I64, contains, csr_pointers, per_query, pieces
 from .config import ExportConfig
-from .donors import donors, information_accretion, offered, term_frequency
+from .donors import donors, information_accretion, offered, term_frequency, usable_pairs
 from .embeddings.store import VectorStore
-from .features import Block, CutArrays
+from .features import Block, CutArrays, QueryBlock
+from .features.interpro import Support, support
 from .ground_truth import GroundTruth, ground_truth
 from .knn.exact import ExactSearch, Neighbours
+from .lineages import RELATIONS
 from .ontology import ASPECT_NAMES, Ontology, go_ids
 from .schema import CATEGORIES, NAMES
+from .side_tables import SideTables
 from .votes import distance_std, tally
+
+if TYPE_CHECKING:
+    from .alignment_cache import AlignmentCache
 
 QUERIES_PER_BLOCK = 2_000
 ROOM_PER_TALLY = 500_000
@@ -57,7 +63,9 @@ class CutInputs:
     onto: Ontology
     store: VectorStore
     proteins: pa.Table
+    side: SideTables = field(default_factory=SideTables)
     threads: int = 0
+    alignments: "AlignmentCache | None" = None
 
 
 @dataclass(frozen=True)
@@ -115,17 +123,30 @@ def prepare(
         exclude_binding_only=config.exclude_binding_only,
     )
     giving = donors(coded_old, onto, config.donor_codes, vector_row >= 0)
-    length, sequence = _sequences(inputs.proteins, accessions)
+    length, sequence, sequences, taxon = _sequences(inputs.proteins, accessions)
+    from_old = np.full(len(accessions), -1, dtype=np.int32)
+    from_old[_codes(old.accessions, accessions)] = old.taxon
+    others = frozenset(evidence.CODES) - config.experimental
+    curated, electronic = others - evidence.ELECTRONIC, others & evidence.ELECTRONIC
+    nothing = np.zeros(0, dtype=np.int64)
+    supplied = inputs.side.information_accretion
     arrays = CutArrays(
         config,
         onto,
         giving,
         term_frequency(giving, onto, config.expand_votes_to_ancestors),
-        information_accretion(truth.known, onto),
+        information_accretion(truth.known, onto) if supplied is None else supplied,
+        accessions,
         length,
+        sequence,
+        sequences,
+        np.where(taxon >= 0, taxon, from_old),
         store,
         vector_row,
         truth.known,
+        usable_pairs(coded_old, onto, curated) if config.compute_self_prior else nothing,
+        usable_pairs(coded_old, onto, electronic) if config.compute_self_prior else nothing,
+        inputs.side,
         {
             "protein_accession": accessions,
             "ref_protein_accession": accessions,
@@ -134,8 +155,11 @@ def prepare(
             "category": pa.array(CATEGORIES),
             "qualifier": pa.array(old.qualifiers),
             "evidence_code": pa.array(evidence.CODES),
+            "taxonomic_relation": pa.array(RELATIONS),
             "snapshot_pair": pa.array([cut.pair]),
         },
+        inputs.threads,
+        inputs.alignments,
     )
     who = np.flatnonzero(giving.aspects).astype(np.int32)  # ascending, and so are their rows of the store
     group = None
@@ -172,18 +196,14 @@ def _codes(words: pa.Array, accessions: pa.Array) -> I32:
     return pc.index_in(words.cast(pa.string()), value_set=accessions).to_numpy().astype(np.int32)
 
 
-def _sequences(proteins: pa.Table, accessions: pa.Array) -> tuple[I32, I32]:
-    """Length and sequence number of every protein of the universe; -1 for one without a sequence."""
+def _sequences(proteins: pa.Table, accessions: pa.Array) -> tuple[I32, I32, pa.Array, I32]:
+    """(length, number of the sequence, the distinct sequences, taxon) of every protein of the universe; -1 for none."""
     where = pc.index_in(accessions, value_set=proteins["accession"].combine_chunks().cast(pa.string()))
     row = pc.fill_null(where, -1).to_numpy().astype(np.int32)
-    number = pc.dictionary_encode(proteins["sequence"].combine_chunks()).indices.to_numpy()
-    length = proteins["length"].to_numpy()
-    if not len(length):
-        return row, row
-    return (
-        np.where(row >= 0, length[row], -1).astype(np.int32),
-        np.where(row >= 0, number[row], -1).astype(np.int32),
-    )
+    encoded = pc.dictionary_encode(proteins["sequence"].combine_chunks())
+    columns = (proteins["length"].to_numpy(), encoded.indices.to_numpy(), pc.fill_null(proteins["taxon"], -1).to_numpy())
+    length, number, taxon = (np.append(c, -1).astype(np.int32)[row] for c in columns)  # row -1 is the appended one
+    return length, number, encoded.dictionary, taxon
 
 
 @dataclass(frozen=True)
@@ -217,24 +237,34 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
     local[found] = np.searchsorted(proteins, row_protein[near.row[found]])
     offer = offered(arrays.donors, onto, proteins, config.expand_votes_to_ancestors)
 
+    n_terms = len(onto.ids)
+    closed = per_query(truth.known_closed, queries, n_terms)
+    known = per_query(truth.known, queries, n_terms)
+    of = QueryBlock(arrays, queries, near, proteins, local, offer, known, distance_std(near), {})
+    extra = np.zeros(len(queries) + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    if arrays.side.interpro is not None:
+        found_by: Support = support(arrays.side.interpro, onto, arrays.accessions, queries)
+        of.memo["interpro"] = found_by
+        if config.interpro_candidates:
+            extra = found_by.ptr, found_by.term
+
     first, last = p.member_ptr[queries], p.member_ptr[queries + 1]
     member = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)] or [np.zeros(0, np.int64)])
     member_query = np.repeat(np.arange(len(queries), dtype=np.int64), last - first)
-    closed = _per_query(truth.known_closed, queries, len(onto.ids))
-    known = _per_query(truth.known, queries, len(onto.ids))
-    std = distance_std(near)
-
     sizes = np.diff(offer[0])
-    room = np.where(found, sizes[local] if len(sizes) else 0, 0).sum(axis=2)
-    load = np.cumsum(room[member_query, truth.aspect[member]])
-    for a, b in _pieces(load, ROOM_PER_TALLY):
-        c = tally(member_query, truth.aspect[member], a, b, near, local, offer, onto.aspect, closed, config.keep_known)
+    room = np.where(found, sizes[local] if len(sizes) else 0, 0).sum(axis=2)[member_query, truth.aspect[member]]
+    room += np.diff(extra[0])[member_query]
+    for a, b in pieces(np.cumsum(room), ROOM_PER_TALLY):
+        c = tally(
+            member_query, truth.aspect[member], a, b, near, local, offer, onto.aspect, closed, extra, config.keep_known
+        )
         if not len(c):
             continue
         query = member_query[c.member]
-        block = Block(arrays, c, query, queries, std, known, proteins[c.donor])
+        donor = np.where(c.donor >= 0, np.append(proteins, -1)[c.donor], -1).astype(np.int32)
+        block = Block(of, c, query, donor)
         whose = member[c.member]
-        key = queries[query].astype(np.int64) * len(onto.ids) + c.term
+        key = queries[query].astype(np.int64) * n_terms + c.term
         label = contains(p.labels, key)
         category = truth.category[whose]
         columns = features.compute(block) | {
@@ -242,29 +272,10 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
             "go_term_id": pa.array(c.term),
             "category": pa.array(category.astype(np.int32)),
             "label": pa.array(label.astype(np.int8)),
-            "ref_protein_accession": pa.array(block.donor),
+            "ref_protein_accession": block.of_donor(donor),
             "snapshot_pair": pa.array(np.zeros(len(c), dtype=np.int32)),
         }
         yield Rows(_in_order(columns), whose, category, label, key)
-
-
-def _per_query(keys: I64, queries: I32, n_terms: int) -> tuple[I64, I32]:
-    """The terms of each query among ascending (protein, term) keys, as (ptr, term)."""
-    start = np.searchsorted(keys, queries.astype(np.int64) * n_terms)
-    stop = np.searchsorted(keys, (queries.astype(np.int64) + 1) * n_terms)
-    ptr = np.concatenate([[0], np.cumsum(stop - start)])
-    take = np.arange(ptr[-1]) + np.repeat(start - ptr[:-1], stop - start)
-    return ptr, (keys[take] % n_terms).astype(np.int32)
-
-
-def _pieces(load: I64, limit: int) -> Iterator[tuple[int, int]]:
-    """Consecutive ranges whose load stays within `limit`, one item at least."""
-    a = 0
-    while a < len(load):
-        base = load[a - 1] if a else 0
-        b = max(a + 1, int(np.searchsorted(load, base + limit, side="right")))
-        yield a, b
-        a = b
 
 
 def _in_order(columns: dict[str, pa.Array]) -> pa.RecordBatch:
@@ -347,11 +358,14 @@ class Counter:
     def dropped(self) -> dict[str, int]:
         """Members and proteins that could not be queried, and members that only gained binding."""
         t, missing = self.p.truth, ~self.p.queried
-        return {
+        out = {
             "no_embedding_members": int(missing.sum()),
             "no_embedding_proteins": len(np.unique(t.protein[missing])),
             "binding_only": t.binding_only,
         }
+        if self.p.arrays.config.compute_alignments:
+            out["alignments_above_max_cells"] = len(self.p.arrays.memo.get("alignment_skipped", ()))
+        return out
 
 
 def describe(p: Prepared) -> dict[str, Any]:
@@ -359,4 +373,5 @@ def describe(p: Prepared) -> dict[str, Any]:
     return {
         "dropped_sets": {str(p.cut.old.version): p.dropped_old, str(p.cut.new.version): p.dropped_new},
         "evidence_groups": {str(p.cut.old.version): p.groups_old, str(p.cut.new.version): p.groups_new},
+        "dropped_tables": {name: dict(reasons) for name, reasons in p.arrays.side.dropped.items()},
     }

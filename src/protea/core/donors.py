@@ -40,14 +40,23 @@ class Donors:
         return np.diff(self.ptr).astype(np.int32)
 
 
+def usable(old: AnnotationSet, onto: Ontology, codes: frozenset[str]) -> npt.NDArray[np.int64]:
+    """The rows of the old set that may speak for a protein: not NOT, not negated by any NOT row, of evidence `codes`."""
+    rows = np.flatnonzero(~old.negated & code_mask(codes)[old.evidence])
+    return rows[~is_negated(old.protein[rows], old.term[rows], negated_pairs(old, onto), onto)]
+
+
+def usable_pairs(old: AnnotationSet, onto: Ontology, codes: frozenset[str]) -> I64:
+    """The same as ascending distinct keys protein * T + term."""
+    rows = usable(old, onto, codes)
+    return np.unique(pair_keys(old.protein[rows], old.term[rows], len(onto.ids)))
+
+
 def donors(old: AnnotationSet, onto: Ontology, codes: frozenset[str], has_vector: Bool) -> Donors:
     """D(r, a) of the old set under the evidence codes allowed by `donor_evidence`. `has_vector`: bool[universe]."""
-    rows = ~old.negated & code_mask(codes)[old.evidence]
+    rows = usable(old, onto, codes)
     protein, term = old.protein[rows], old.term[rows]
     best = old.evidence[rows].astype(np.int32) * len(old.qualifiers) + old.qualifier[rows]
-    live = ~is_negated(protein, term, negated_pairs(old, onto), onto)
-    protein, term, best = protein[live], term[live], best[live]
-
     key = pair_keys(protein, term, len(onto.ids))
     order = np.lexsort((best, key))
     key, best = key[order], best[order]

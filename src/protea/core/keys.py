@@ -5,13 +5,13 @@ Called by the export operation and `export explain`.
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from .annotation_set import AnnotationSource
-from .config import ExportConfig
+from .config import TABLES, ExportConfig
 from .cut import Cut
 from .schema import schema_digest
 from .staging import digest
@@ -29,6 +29,7 @@ NOT_IN_CUT_KEY: Mapping[str, str] = {
     "proteins": "a name; the identity of what it names is in the key",
     "embedding_config": "a name; the identity of what it names is in the key",
     "annotation_source": "a name; the identities of the two sets are in the key",
+    **dict.fromkeys(TABLES, "a name, or none; the identity of what it names is in the key"),
 }
 """Settings that are not part of a cut's key, each with its reason. A setting that is not listed is in the key."""
 
@@ -40,30 +41,34 @@ class InputRef:
     name: str
     identity: str
     path: Path
+    stats: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ExportInputs:
-    """The inputs of an export, found in the catalogue. `sets` by version, in order; `derived`: cut by date from one GAF."""
+    """The inputs of an export, found in the catalogue. `sets` by version, in order; `derived`: cut by date from one GAF;
+    `tables`: the optional inputs by the names of their settings."""
 
     ontology: InputRef
     proteins: InputRef
     embeddings: InputRef
     sets: Mapping[int | str, AnnotationSource]
     derived: frozenset[int | str] = frozenset()
+    tables: Mapping[str, InputRef] = field(default_factory=dict)
 
     def identities(self) -> dict[str, Any]:
         return {
             "ontology": self.ontology.identity,
             "proteins": self.proteins.identity,
             "embedding_config": self.embeddings.identity,
+            **{name: ref.identity for name, ref in self.tables.items()},
             "annotation_sets": {str(v): s.identity for v, s in self.sets.items()},
         }
 
 
 def libraries() -> dict[str, str]:
     """The libraries whose version can change a byte of the output."""
-    return {name: version(name) for name in ("numpy", "numba", "llvmlite", "pyarrow")}
+    return {name: version(name) for name in ("numpy", "numba", "llvmlite", "parasail", "pyarrow")}
 
 
 def cuts(config: ExportConfig, inputs: ExportInputs) -> list[Cut]:

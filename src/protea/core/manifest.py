@@ -22,22 +22,6 @@ from .staging import Stage
 
 SCHEMA_VERSION = 1
 
-SWITCHES: Mapping[str, str] = {
-    "alignment_nw": "compute_alignments",
-    "alignment_sw": "compute_alignments",
-    "taxonomy_pair": "compute_taxonomy",
-    "taxonomy_voters": "compute_taxonomy",
-    "anc2vec_neighbor": "term_vectors",
-    "anc2vec_query": "term_vectors",
-    "emb_pca": "use_embedding_pca",
-    "interpro": "interpro",
-    "classifier": "external_scores",
-    "self_prior": "compute_self_prior",
-    "association": "compute_association",
-}
-"""Family -> the setting that switches it on; the others are always on."""
-
-
 def build(
     config: ExportConfig,
     inputs: ExportInputs,
@@ -72,14 +56,15 @@ def build(
         "config": config.model_dump(mode="json"),
         "inputs": _inputs(inputs),
         "columns": [
-            {"name": c.name, "type": str(c.type), "family": c.family, "description": c.description, "unit": c.unit}
+            {"name": c.name, "type": str(c.type), "family": c.family, "description": c.description, "unit": c.unit,
+             "range": c.range, "null_when": c.null_when}
             for c in schema.COLUMNS
         ],
         "counts": {c.pair: stages[c.pair].result["counts"] for c in cuts},
         "dropped": {
             "annotation_sets": _by_version(cuts, stages, "dropped_sets"),
             "cuts": {c.pair: stages[c.pair].result["dropped"] for c in cuts},
-            "tables": {},
+            "tables": _dropped_tables(inputs, cuts, stages),
         },
         "evidence_groups": _by_version(cuts, stages, "evidence_groups"),
         "derived_by_date": [str(v) for v in inputs.sets if v in inputs.derived],
@@ -95,8 +80,18 @@ def dumps(manifest: Mapping[str, Any]) -> bytes:
     return (json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def _dropped_tables(inputs: ExportInputs, cuts: Sequence[Cut], stages: Mapping[str, Stage]) -> dict[str, Any]:
+    """Rows of the optional inputs that were of no use: malformed ones when loaded, the others under the ontology."""
+    resolved = stages[cuts[0].pair].result["dropped_tables"]
+    return {
+        name: dict(sorted({**ref.stats.get("rejected", {}), **resolved.get(name, {})}.items()))
+        for name, ref in sorted(inputs.tables.items())
+    }
+
+
 def _inputs(inputs: ExportInputs) -> dict[str, Any]:
     named = {"ontology": inputs.ontology, "proteins": inputs.proteins, "embedding_config": inputs.embeddings}
+    named |= dict(sorted(inputs.tables.items()))
     out: dict[str, Any] = {kind: {"name": ref.name, "identity": ref.identity} for kind, ref in named.items()}
     out["annotation_sets"] = {
         str(v): {"identity": s.identity, "derived_by_date": v in inputs.derived} for v, s in inputs.sets.items()
@@ -142,7 +137,8 @@ def _families(config: ExportConfig, splits: Sequence[Path]) -> dict[str, Any]:
         names = [c.name for c in schema.COLUMNS if c.family == family]
         still = {n: constant[n] for n in names if n in constant}
         if family not in on:
-            out[family] = {"status": "absent", "reason": f"switched off ({SWITCHES[family]})"}
+            by = features.producer(family)
+            out[family] = {"status": "absent", "reason": f"switched off ({by.switch if by else None})"}
         elif len(still) == len(names):
             out[family] = {"status": "absent", "reason": "; ".join(dict.fromkeys(still.values()))}
         else:

@@ -23,6 +23,43 @@ class Column(NamedTuple):
     unit: str = ""
     null_when: str = "never"
 
+    @property
+    def range(self) -> str:
+        """What values the column can have."""
+        return RANGES.get(self.name) or RANGES[f"{self.type}"]
+
+
+RANGES: dict[str, str] = {
+    "bool": "true, false",
+    "int32": ">= 0",
+    "float": "any",
+    "dictionary<values=string, indices=int32, ordered=0>": "text",
+    "aspect": "mfo, bpo, cco",
+    "category": "nk, lk, pk",
+    "label": "0, 1",
+    "distance": ">= 0; cosine: at most 2",
+    "neighbor_min_distance": ">= 0; cosine: at most 2",
+    "neighbor_mean_distance": ">= 0; cosine: at most 2",
+    "neighbor_distance_std": ">= 0; cosine: at most 1",
+    "vote_count": "0 to k; 0 only with interpro_candidates",
+    "k_position": "1 to k",
+    "neighbor_vote_fraction": "0 to 1",
+    "qualifier": "enables, involved_in, located_in, contributes_to, colocalizes_with, acts_upstream_of*",
+    "evidence_code": "the 25 codes",
+    "information_accretion": ">= 0 (a supplied file: any)",
+    "taxonomic_common_ancestors": ">= 1",
+    "taxonomic_relation": "same, parent, child, ancestor, descendant, close, intermediate, distant, root-only",
+    "tax_voters_mean_common_ancestors": ">= 1",
+    "self_prior_score": "0, 0.5, 1",
+    **dict.fromkeys(
+        ("tax_voters_same_frac", "tax_voters_close_frac", "association_total", "association_cross", "identity_nw",
+         "similarity_nw", "gaps_pct_nw", "identity_sw", "similarity_sw", "gaps_pct_sw"), "0 to 1"),
+    "alignment_score_sw": ">= 0",
+    **dict.fromkeys(
+        ("anc2vec_neighbor_cos", "anc2vec_neighbor_maxcos", "anc2vec_query_known_cos", "anc2vec_query_known_maxcos"),
+        "-1 to 1"),
+}  # fmt: skip
+"""Values by column, else by type."""
 
 _NN = "no neighbour"
 _ALN = "family off; a sequence is missing; no neighbour; above max_alignment_cells"

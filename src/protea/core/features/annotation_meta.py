@@ -10,6 +10,6 @@ def columns(block: Block) -> dict[str, pa.Array]:
     best, n = block.candidates.best, block.cut.donors.n_qualifiers
     return {
         "aspect": pa.array(block.cut.onto.aspect[block.candidates.term].astype(np.int32)),
-        "qualifier": pa.array((best % n).astype(np.int32)),
-        "evidence_code": pa.array((best // n).astype(np.int32)),
+        "qualifier": block.of_donor((best % n).astype(np.int32)),
+        "evidence_code": block.of_donor((best // n).astype(np.int32)),
     }

@@ -39,9 +39,9 @@ def _lineage(query, term, known_ptr, known, closure_ptr, closure, n_terms, below
 def columns(block: Block) -> dict[str, pa.Array]:
     c, onto = block.candidates, block.cut.onto
     below, above = np.empty(len(c), dtype=np.int32), np.empty(len(c), dtype=np.int32)
-    _lineage(block.query, c.term, *block.known, onto.closure_ptr, onto.closure, len(onto.ids), below, above)
+    _lineage(block.query, c.term, *block.of.known, onto.closure_ptr, onto.closure, len(onto.ids), below, above)
     return {
-        "anc2vec_query_known_count": pa.array(np.diff(block.known[0]).astype(np.int32)[block.query]),
+        "anc2vec_query_known_count": pa.array(np.diff(block.of.known[0]).astype(np.int32)[block.query]),
         "lineage_is_ancestor_of_known": pa.array(below > 0),
         "lineage_is_descendant_of_known": pa.array(above > 0),
         "lineage_ancestor_of_count": pa.array(below),

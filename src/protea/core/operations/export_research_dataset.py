@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import pyarrow.parquet as pq
 
 from ...errors import ConflictError, StorageError
-from .. import annotation_set, fs, manifest
+from .. import annotation_set, fs, manifest, side_tables
+from ..alignment_cache import AlignmentCache
 from ..annotation_set import AnnotationSet
 from ..config import ExportConfig
 from ..cut import QUERIES_PER_BLOCK, Cut, CutInputs, prepare
@@ -50,11 +51,20 @@ def silent(kind: str, **what: Any) -> None:
     """A report that nobody reads."""
 
 
-def load_inputs(config: ExportConfig, inputs: ExportInputs, threads: int = 0) -> CutInputs:
+def load_inputs(
+    config: ExportConfig, inputs: ExportInputs, threads: int = 0, alignments: AlignmentCache | None = None
+) -> CutInputs:
     """Open what every cut shares."""
-    proteins = pq.read_table(inputs.proteins.path / "proteins.parquet", columns=["accession", "length", "sequence"])
     onto = Ontology.load(inputs.ontology.path)
-    return CutInputs(config, onto, VectorStore.open(inputs.embeddings.path), proteins, threads)
+    return CutInputs(
+        config,
+        onto,
+        VectorStore.open(inputs.embeddings.path),
+        pq.read_table(inputs.proteins.path / "proteins.parquet"),
+        side_tables.load({name: ref.path for name, ref in inputs.tables.items()}, onto),
+        threads,
+        alignments,
+    )
 
 
 def export_research_dataset(
@@ -69,6 +79,7 @@ def export_research_dataset(
     wait: bool = False,
     threads: int = 0,
     queries_per_block: int = QUERIES_PER_BLOCK,
+    alignments: AlignmentCache | None = None,
 ) -> Path:
     """Make the dataset, or go on making it, and return its directory.
 
@@ -89,7 +100,7 @@ def export_research_dataset(
                 timing: dict[str, Any] = {}
                 run = {"started": _now(), "host": socket.gethostname(), "cpus": os.cpu_count(), "cuts": timing}
                 report("export.started", name=config.name, fingerprint=mark, staging=str(staging.path))
-                stages = _make_cuts(config, inputs, staging, report, timing, threads, queries_per_block)
+                stages = _make_cuts(config, inputs, staging, report, timing, threads, queries_per_block, alignments)
                 _publish(config, inputs, stages, place, run)
             staging.remove()
             return final
@@ -211,6 +222,7 @@ def _make_cuts(
     timing: dict[str, Any],
     threads: int,
     queries_per_block: int,
+    alignments: AlignmentCache | None,
 ) -> dict[str, Stage]:
     """Restore the finished cuts and compute the others, in order."""
     todo = cuts(config, inputs)
@@ -227,7 +239,7 @@ def _make_cuts(
             start = time.monotonic()
             report("cut.started", **where)
             if shared is None:
-                shared = load_inputs(config, inputs, threads)
+                shared = load_inputs(config, inputs, threads, alignments)
             sets = {s.version: sets.get(s.version) or annotation_set.load(s, shared.onto) for s in (cut.old, cut.new)}
             stage = _make_cut(cut, shared, sets, staging, key, report, where, queries_per_block)
             seconds = round(time.monotonic() - start, 3)
