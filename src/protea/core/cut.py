@@ -201,7 +201,11 @@ def _sequences(proteins: pa.Table, accessions: pa.Array) -> tuple[I32, I32, pa.A
     where = pc.index_in(accessions, value_set=proteins["accession"].combine_chunks().cast(pa.string()))
     row = pc.fill_null(where, -1).to_numpy().astype(np.int32)
     encoded = pc.dictionary_encode(proteins["sequence"].combine_chunks())
-    columns = (proteins["length"].to_numpy(), encoded.indices.to_numpy(), pc.fill_null(proteins["taxon"], -1).to_numpy())
+    columns = (
+        proteins["length"].to_numpy(),
+        encoded.indices.to_numpy(),
+        pc.fill_null(proteins["taxon"], -1).to_numpy(),
+    )
     length, number, taxon = (np.append(c, -1).astype(np.int32)[row] for c in columns)  # row -1 is the appended one
     return length, number, encoded.dictionary, taxon
 

@@ -83,7 +83,7 @@ def _depths(parent):
 
 @numba.njit(cache=True, nogil=True)
 def relate(q, d, parent, depth):
-    """(common ancestors, distance in edges, relation) of the query's node q and the donor's d; (0, 0, -1) if one is unknown."""
+    """(common ancestors, distance in edges, relation) of the query's node q and the donor's d; unknown: (0, 0, -1)."""
     if q < 0 or d < 0:
         return 0, 0, -1
     a, b = q, d

@@ -22,6 +22,7 @@ from .staging import Stage
 
 SCHEMA_VERSION = 1
 
+
 def build(
     config: ExportConfig,
     inputs: ExportInputs,
@@ -56,8 +57,15 @@ def build(
         "config": config.model_dump(mode="json"),
         "inputs": _inputs(inputs),
         "columns": [
-            {"name": c.name, "type": str(c.type), "family": c.family, "description": c.description, "unit": c.unit,
-             "range": c.range, "null_when": c.null_when}
+            {
+                "name": c.name,
+                "type": str(c.type),
+                "family": c.family,
+                "description": c.description,
+                "unit": c.unit,
+                "range": c.range,
+                "null_when": c.null_when,
+            }
             for c in schema.COLUMNS
         ],
         "counts": {c.pair: stages[c.pair].result["counts"] for c in cuts},

@@ -32,7 +32,7 @@ class TermVectors:
 
 @dataclass(frozen=True)
 class ProteinTerms:
-    """Rows of a (protein, term) table: accessions string[A] distinct; protein int32[n] (index), term int32[n], and values."""
+    """Rows of a (protein, term) table: accessions string[A]; protein int32[n] (index), term int32[n], and values."""
 
     accessions: pa.Array
     protein: I32

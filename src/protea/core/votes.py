@@ -42,7 +42,8 @@ class Candidates:
 
 @numba.njit(cache=True, nogil=True)
 def _tally(member_query, member_aspect, first, last, local, distance, count, ptr, term, best, aspect, known_ptr, known,
-           extra_ptr, extra, keep_known, o_member, o_term, o_votes, o_rank, o_donor, o_best, o_distance, o_mean):  # fmt: skip
+           extra_ptr, extra, keep_known, o_member, o_term, o_votes, o_rank, o_donor, o_best, o_distance,
+           o_mean):  # fmt: skip
     n_terms = len(aspect)
     seen = np.full(n_terms, -1, dtype=np.int64)
     barred = np.full(n_terms, -1, dtype=np.int64)
@@ -135,7 +136,8 @@ def tally(
         np.empty(room, dtype=np.float32),
     )
     n = _tally(
-        member_query, member_aspect, first, last, local, near.distance, near.count, *offered, aspect, *known, *extra, keep_known,
+        member_query, member_aspect, first, last, local, near.distance, near.count, *offered, aspect, *known, *extra,
+        keep_known,
         o.member, o.term, o.votes, o.rank, o.donor, o.best, o.distance, o.mean,
     )  # fmt: skip
     return Candidates(*(column[:n] for column in vars(o).values()))

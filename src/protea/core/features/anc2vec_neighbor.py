@@ -9,7 +9,9 @@ from .term_vectors import compare
 
 
 @numba.njit(cache=True, nogil=True)
-def _sets(query, aspect_of_group, proteins, local, count, ptr, term, aspect, row, n_terms, count_only, out_ptr, out_row):
+def _sets(
+    query, aspect_of_group, proteins, local, count, ptr, term, aspect, row, n_terms, count_only, out_ptr, out_row
+):
     """Per (query, aspect) group the vector rows of the distinct terms of D(r, a) over the neighbours r."""
     seen = np.full(n_terms, -1, dtype=np.int64)
     for g in range(len(query)):

@@ -1,5 +1,7 @@
 """Family `association`: how often donors with a known term of the query have the candidate too (contract section 15)."""
 
+from typing import Any
+
 import numba
 import numpy as np
 import pyarrow as pa
@@ -94,7 +96,7 @@ def _together(of: QueryBlock, d: _Donors) -> tuple[I64, I64, I32, I32]:
     """(place of each known term, ptr, term, n): the co-occurrence rows of the block's known terms."""
     n_terms = len(of.cut.onto.ids)
     wanted, place = np.unique(of.known[1], return_inverse=True)
-    given = (wanted, d.member_ptr, d.members, d.ptr, d.term, n_terms)
+    given: tuple[Any, ...] = (wanted, d.member_ptr, d.members, d.ptr, d.term, n_terms)
     ptr = np.zeros(len(wanted) + 1, dtype=np.int64)
     nothing = np.zeros(0, dtype=np.int32)
     _cooccurrence(*given, True, ptr, nothing, nothing)

@@ -36,7 +36,5 @@ def columns(block: Block) -> dict[str, pa.Array]:
     cut, n = block.cut, len(block.cut.onto.ids)
     curated = per_query(cut.curated, block.queries, n)
     electronic = per_query(cut.electronic, block.queries, n)
-    score = _prior(
-        block.query, block.candidates.term, *curated, *electronic, cut.onto.closure_ptr, cut.onto.closure, n
-    )
+    score = _prior(block.query, block.candidates.term, *curated, *electronic, cut.onto.closure_ptr, cut.onto.closure, n)
     return {"self_prior_score": pa.array(score)}

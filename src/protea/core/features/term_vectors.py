@@ -67,9 +67,7 @@ def _compare(group, row, set_ptr, set_row, unit, cos, largest, valid):
         largest[i] = np.float32(best)
 
 
-def compare(
-    v: TermVectors, term: I32, group: I64, set_ptr: I64, set_row: I32
-) -> tuple[pa.Array, pa.Array]:
+def compare(v: TermVectors, term: I32, group: I64, set_ptr: I64, set_row: I32) -> tuple[pa.Array, pa.Array]:
     """(cosine with the mean, largest cosine) of each candidate term and its group's set of vector rows, without itself.
 
     Null where the term has no vector, the set is empty or its mean is zero.
