@@ -2,18 +2,17 @@
 
 import numba
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ..arrays import I32, I64
 from ..side_tables import TermVectors
 
-NO_LENGTH = 1e-12
+NO_LENGTH = 1e-9
 """A mean of unit vectors shorter than this counts as zero: its direction would be rounding noise."""
 
 
 @numba.njit(cache=True, nogil=True)
-def _compare(group, row, set_ptr, set_row, unit, cos, largest, valid):
+def _compare(group, row, set_ptr, set_row, unit, cos, largest, any_other, has_mean):
     """Candidates come grouped. Sums run over the set in order, in float64; the candidate itself is left out."""
     d = unit.shape[1]
     total = np.zeros(d)
@@ -60,20 +59,20 @@ def _compare(group, row, set_ptr, set_row, unit, cos, largest, valid):
             length += rest[x] * rest[x]
             along += rest[x] * unit[row[i], x]
         length = np.sqrt(length)
-        if length <= NO_LENGTH * others:
-            continue
-        valid[i] = True
-        cos[i] = np.float32(along / length)
+        any_other[i] = True
         largest[i] = np.float32(best)
+        if length > NO_LENGTH * others:
+            has_mean[i] = True
+            cos[i] = np.float32(along / length)
 
 
 def compare(v: TermVectors, term: I32, group: I64, set_ptr: I64, set_row: I32) -> tuple[pa.Array, pa.Array]:
     """(cosine with the mean, largest cosine) of each candidate term and its group's set of vector rows, without itself.
 
-    Null where the term has no vector, the set is empty or its mean is zero.
+    Null where the term has no vector or the set is empty; the first also where the mean is zero.
     """
     n = len(term)
     cos, largest = np.zeros(n, dtype=np.float32), np.zeros(n, dtype=np.float32)
-    valid: npt.NDArray[np.bool_] = np.zeros(n, dtype=np.bool_)
-    _compare(group, v.row[term], set_ptr, set_row, v.unit, cos, largest, valid)
-    return pa.array(cos, mask=~valid), pa.array(largest, mask=~valid)
+    any_other, has_mean = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+    _compare(group, v.row[term], set_ptr, set_row, v.unit, cos, largest, any_other, has_mean)
+    return pa.array(cos, mask=~has_mean), pa.array(largest, mask=~any_other)
