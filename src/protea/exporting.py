@@ -4,7 +4,6 @@ Called by the command line and by `import protea`; calls the catalogue, the obje
 """
 
 import contextlib
-import json
 import os
 import socket
 import uuid
@@ -220,11 +219,12 @@ def open_dataset(name: str, *, settings: Settings | None = None) -> Dataset:
     settings = settings or Settings()
     with open_catalog(settings) as catalog:
         row = catalog.find_dataset(name)
+    from .core.operations.export_research_dataset import read_manifest
+
     path = Path(row.path)
-    try:
-        found = json.loads((path / "manifest.json").read_bytes())["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise StorageError(f"the files of dataset {name!r} are gone from {path}", hint="run its export again") from None
-    if found != row.fingerprint:
+    found = read_manifest(path)
+    if found is None or "fingerprint" not in found:
+        raise StorageError(f"the files of dataset {name!r} are gone from {path}", hint="run its export again")
+    if found["fingerprint"] != row.fingerprint:
         raise StorageError(f"dataset {name!r} was being replaced when a run was cut short", hint="run its export again")
-    return Dataset(name, path, row.manifest)
+    return Dataset(name, path, found)  # the file keeps the manifest's order, the row's JSONB does not

@@ -3,6 +3,7 @@
 Called by the command line; calls the catalogue through `exporting`, and the same core functions as a run.
 """
 
+import difflib
 import json
 import shutil
 from collections.abc import Mapping
@@ -18,6 +19,17 @@ from .settings import Settings
 
 SAMPLE = 128
 """Queries of each cut whose rows are counted to estimate the rest."""
+
+NO_ROWS_OF_THEIR_OWN = {
+    "compute_alignments": False,
+    "compute_taxonomy": False,
+    "compute_self_prior": False,
+    "compute_association": False,
+    "term_vectors": None,
+    "external_scores": None,
+    "use_embedding_pca": False,
+}
+"""Families that add columns and no rows: a plan does not compute them."""
 
 BYTES_PER_ROW = 60
 """Disk bytes of a row, compressed, all families on; a first guess that the shards replace."""
@@ -71,7 +83,7 @@ def plan(
         row = Rows(catalog).find(resolved.name)
     mark = fingerprint(resolved, inputs)
     staging = Staging(settings.resume_dir, resolved.name, mark)
-    shared = load_inputs(resolved, inputs, settings.threads)
+    shared = load_inputs(resolved.model_copy(update=NO_ROWS_OF_THEIR_OWN), inputs, settings.threads)
     out: list[dict[str, Any]] = []
     warnings: list[str] = []
     if row and row["fingerprint"] == mark:
@@ -204,6 +216,13 @@ def _config_of(name: str, catalog: Any, overrides: Mapping[str, Any] | None) -> 
         if job is not None:
             values = job.config
     if values is None:
-        raise NotFoundError(f"{name!r} is neither a file nor a dataset nor an export that was begun")
+        names = {r.name for r in catalog.datasets()} | {
+            j.config.get("name", "") for j in catalog.jobs.recent(limit=1000)
+        }
+        near = difflib.get_close_matches(name, names, 1, 0.5)
+        raise NotFoundError(
+            f"{name!r} is neither a file nor a dataset nor an export that was begun",
+            hint=f"did you mean {near[0]!r}?" if near else None,
+        )
     plain = {k: v for k, v in json.loads(json.dumps(values)).items() if v is not None}
     return configure(None, {**plain, **(overrides or {})})

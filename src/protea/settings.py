@@ -22,7 +22,7 @@ def _default_home() -> Path:
 class Settings(BaseSettings):
     """Process-wide settings, read once from the environment."""
 
-    model_config = SettingsConfigDict(env_prefix="PROTEA_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="PROTEA_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     home: Path | None = None
     """PROTEA_HOME: everything PROTEA writes lies under `<home>/storage/`."""

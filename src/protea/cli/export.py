@@ -11,7 +11,7 @@ import typer
 from protea.cli.dataset import counts, files
 from protea.cli.output import cell, read_settings, say, size, table, write, write_json
 from protea.cli.progress import Exporting
-from protea.core.config import LATER, ExportConfig
+from protea.core.config import ExportConfig
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
@@ -35,8 +35,19 @@ HELP = {
     "exclude_identical_sequences": "No donor with the query's own sequence.",
     "expand_votes_to_ancestors": "Donors vote for the ancestors of their terms too.",
     "use_embedding_pca": "Fill the columns emb_pca_query_*.",
+    "compute_alignments": "Align the query with the donor of every candidate.",
+    "compute_taxonomy": "Relate the query's taxon to the donors'; needs a taxonomy.",
+    "compute_self_prior": "Score candidates by the query's own non-experimental rows.",
+    "compute_association": "Score candidates by what donors with the query's known terms have.",
+    "interpro_candidates": "Terms that InterPro supports are candidates too; needs interpro.",
+    "taxonomy": "A loaded taxonomy.",
+    "term_vectors": "Loaded term vectors; they switch on the anc2vec columns.",
+    "interpro": "A loaded InterPro table; it switches on the interpro columns.",
+    "external_scores": "Loaded scores of another predictor; they switch on the classifier columns.",
+    "information_accretion": "A loaded IA file, instead of computing it.",
+    "max_alignment_cells": "Pairs of more cells than this are not aligned.",
 }
-"""Setting -> its line in the help; those of LATER are refused by name, and not shown."""
+"""Setting -> its line in the help."""
 
 
 def _plain(annotation: Any) -> tuple[type, bool, tuple[str, ...]]:
@@ -61,7 +72,7 @@ def _option(name: str) -> inspect.Parameter:
     """A setting as a parameter that typer makes an option of; None when it is not given."""
     kind, many, _ = SETTINGS[name]
     flag = f"--{name.replace('_', '-')}"
-    more: dict[str, Any] = {"help": HELP.get(name), "hidden": name in LATER}
+    more: dict[str, Any] = {"help": HELP.get(name)}
     if kind is bool:
         option = typer.Option(f"{flag}/--no-{flag[2:]}", show_default=False, **more)
     else:

@@ -50,14 +50,23 @@ class Lineages:
     def nodes(self, taxa: npt.NDArray) -> I32:
         """int32 index of each taxon, merged ids followed; -1 for a deleted, unknown or missing (-1) one."""
         taxa = np.asarray(taxa, dtype=np.int32).copy()
+        node = _find(self.taxon, taxa)
         for _ in range(MAX_MERGES):
-            at = np.minimum(np.searchsorted(self.merged_old, taxa), max(0, len(self.merged_old) - 1))
-            moved = self.merged_old[at] == taxa if len(self.merged_old) else np.zeros(len(taxa), dtype=bool)
+            merged = np.where(node < 0, _find(self.merged_old, taxa), -1)
+            moved = merged >= 0
             if not moved.any():
                 break
-            taxa[moved] = self.merged_new[at[moved]]
-        at = np.minimum(np.searchsorted(self.taxon, taxa), len(self.taxon) - 1)
-        return np.where(self.taxon[at] == taxa, at, -1).astype(np.int32)
+            taxa[moved] = self.merged_new[merged[moved]]
+            node = _find(self.taxon, taxa)
+        return node
+
+
+def _find(ascending: I32, wanted: I32) -> I32:
+    """The place of each value in `ascending`, -1 where it is not."""
+    if not len(ascending):
+        return np.full(len(wanted), -1, dtype=np.int32)
+    at = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
+    return np.where(ascending[at] == wanted, at, -1).astype(np.int32)
 
 
 @numba.njit(cache=True, nogil=True)

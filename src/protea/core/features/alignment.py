@@ -1,5 +1,7 @@
 """Families `alignment_nw` and `alignment_sw`: the query's sequence against the donor's (contract section 9)."""
 
+import os
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -15,11 +17,13 @@ def columns(block: Block) -> dict[str, pa.Array]:
     have = (query >= 0) & (donor >= 0)
     both = np.stack([query, donor], axis=1)[have]
     pairs, where = np.unique(both, axis=0, return_inverse=True)
+    threads = cut.threads or os.cpu_count() or 1
     stats = align(
-        pairs.astype(np.int32), cut.sequences, threads=cut.threads, max_cells=cut.config.max_alignment_cells,
+        pairs.astype(np.int32), cut.sequences, threads=threads, max_cells=cut.config.max_alignment_cells,
         cache=cut.alignments,
     )  # fmt: skip
-    cut.memo.setdefault("alignment_skipped", set()).update(map(tuple, pairs[stats.skipped].tolist()))
+    skipped = np.sort(pairs[stats.skipped], axis=1)  # (A, B) and (B, A) are one pair
+    cut.memo.setdefault("alignment_skipped", set()).update(map(tuple, skipped.tolist()))
     which = np.zeros(len(query), dtype=np.int64)
     which[have] = where.reshape(-1)
 
