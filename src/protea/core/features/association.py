@@ -1,7 +1,5 @@
 """Family `association`: how often donors with a known term of the query have the candidate too (contract section 15)."""
 
-from typing import Any
-
 import numba
 import numpy as np
 import pyarrow as pa
@@ -96,7 +94,7 @@ def _together(of: QueryBlock, d: _Donors) -> tuple[I64, I64, I32, I32]:
     """(place of each known term, ptr, term, n): the co-occurrence rows of the block's known terms."""
     n_terms = len(of.cut.onto.ids)
     wanted, place = np.unique(of.known[1], return_inverse=True)
-    given: tuple[Any, ...] = (wanted, d.member_ptr, d.members, d.ptr, d.term, n_terms)
+    given = (wanted, d.member_ptr, d.members, d.ptr, d.term, n_terms)
     ptr = np.zeros(len(wanted) + 1, dtype=np.int64)
     nothing = np.zeros(0, dtype=np.int32)
     _cooccurrence(*given, True, ptr, nothing, nothing)
@@ -116,9 +114,10 @@ def columns(block: Block) -> dict[str, pa.Array]:
     own = np.where(d.who[at] == of.queries, at, -1) if len(d.who) else np.full(len(of.queries), -1)
     total, cross = np.zeros(len(c), dtype=np.float32), np.zeros(len(c), dtype=np.float32)
     present = np.zeros(len(c), dtype=np.bool_)
+    place, ptr, term, n = of.memo["association"]
     _associate(
-        block.query, c.term, cut.onto.aspect, *of.known, *of.memo["association"], d.population, own.astype(np.int64),
-        d.ptr, d.term, cut.onto.closure_ptr, cut.onto.closure, total, cross, present,
+        block.query, c.term, cut.onto.aspect, *of.known, place, ptr, term, n, d.population, own.astype(np.int64), d.ptr,
+        d.term, cut.onto.closure_ptr, cut.onto.closure, total, cross, present,
     )  # fmt: skip
     return {
         "association_total": pa.array(total),
