@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from worlds import World
+from worlds import TABLES, World
 
-from protea.core import annotations, config, ontology, proteins
+from protea.core import accretion, annotations, config, interpro, ontology, proteins, scores, taxonomy, term_vectors
 from protea.core.annotation_set import AnnotationSource
 from protea.core.embeddings.store import VectorStore, build_store
 from protea.core.keys import ExportInputs, InputRef
@@ -53,6 +53,7 @@ class Product:
             {v: keyed[v] for v in sorted(keyed)},
             frozenset(v for v, s in keyed.items() if s.cut_date),
         )
+        self.tables = self._tables(files)
         self.store = VectorStore.open(directory / "vectors")
 
     def _new(self, name: str) -> Path:
@@ -67,6 +68,25 @@ class Product:
         writer.close()
         key = int(version) if str(version).isdigit() else version
         return AnnotationSource(key, out, f"{report.sha256}:{cut}", cut, report.to_json())
+
+    def _tables(self, files: Mapping[str, Any]) -> dict[str, InputRef]:
+        """The optional inputs that the world has, by the names of their settings."""
+        out = {}
+        readers = {
+            "term_vectors": term_vectors.read_term_vectors,
+            "interpro": interpro.read_interpro,
+            "external_scores": scores.read_scores,
+            "information_accretion": accretion.read_ia,
+        }
+        for name, read_table in readers.items():
+            if path := files.get(name):
+                report = read_table(path, self._new(name))
+                out[name] = InputRef(TABLES[name], report.sha256, self.directory / name, report.to_json())
+        if path := files.get("taxonomy"):
+            tables, _ = taxonomy.read_taxdump(path)
+            tables.save(self._new("taxonomy"))
+            out["taxonomy"] = InputRef(TABLES["taxonomy"], "taxonomy", self.directory / "taxonomy")
+        return out
 
     def config(self, settings: Mapping[str, Any]) -> config.ExportConfig:
         named = {"name": "d", "embedding_config": "vectors", "annotation_source": "goa", **settings}
@@ -84,6 +104,7 @@ class Product:
             inputs.embeddings,
             {v: inputs.sets[v] for v in c.versions},
             frozenset(v for v in c.versions if v in inputs.derived),
+            {name: ref for name, ref in self.tables.items() if getattr(c, name) is not None},
         )
         return export_research_dataset(
             c, used, rows, resume_dir=base / "resume", datasets_dir=base / "datasets", report=report, **how
