@@ -11,7 +11,7 @@ import pytest
 
 from protea.core import keys
 from protea.core.annotation_set import AnnotationSource
-from protea.core.config import LATER, ExportConfig, parse
+from protea.core.config import TABLES, ExportConfig, parse
 from protea.core.keys import NOT_IN_CUT_KEY, ExportInputs, InputRef, cut_key, cuts, export_key, fingerprint
 from protea.core.staging import changes, digest
 
@@ -63,10 +63,9 @@ INPUT_OF = {
     "proteins": "proteins",
     "embedding_config": "embedding_config",
     "annotation_source": "annotation_sets",
+    **{name: name for name in TABLES},
 }
 """Settings that name an input, and the entry of `ExportInputs.identities` that holds what they name."""
-
-NAMES_LATER = ("taxonomy", "term_vectors", "interpro", "external_scores", "information_accretion")
 
 
 def config(**values: Any) -> ExportConfig:
@@ -80,6 +79,7 @@ def inputs(**values: Any) -> ExportInputs:
         InputRef("proteins", "proteins-1", Path("b")),
         InputRef("vectors", "vectors-1", Path("c")),
         {v: AnnotationSource(v, Path(f"s{v}"), f"set-{v}") for v in (1, 2, 3, 4, 5)},
+        tables={name: InputRef(name, f"{name}-1", Path("t")) for name in TABLES},
     )
     return replace(made, **values)
 
@@ -142,16 +142,20 @@ def test_a_named_input_is_keyed_by_what_it_is(setting: str) -> None:
     assert INPUT_OF[setting] in inputs().identities()
 
 
-@pytest.mark.parametrize("setting", NAMES_LATER)
-def test_a_later_input_is_refused_or_keyed(setting: str) -> None:
-    assert setting in LATER or setting in inputs().identities()
+@pytest.mark.parametrize("table", TABLES)
+def test_an_optional_input_of_other_content(table: str) -> None:
+    other = inputs(tables={**inputs().tables, table: InputRef(table, "another", Path("t"))})
+    none = inputs(tables={name: ref for name, ref in inputs().tables.items() if name != table})
+    for changed in (other, none):
+        assert fingerprint(config(), changed) != fingerprint(config(), inputs())
+        assert key_of(config(), changed) != key_of(config(), inputs())
 
 
 def test_every_field_of_the_inputs_is_known() -> None:
     """`derived` is no key of its own: a set's identity covers its cut date (`protea.ingest`). Paths and stats follow it."""
-    assert {f.name for f in fields(ExportInputs)} == {"ontology", "proteins", "embeddings", "sets", "derived"}
+    assert {f.name for f in fields(ExportInputs)} == {"ontology", "proteins", "embeddings", "sets", "derived", "tables"}
     assert {f.name for f in fields(AnnotationSource)} == {"version", "path", "identity", "cut_date", "stats"}
-    assert {f.name for f in fields(InputRef)} == {"name", "identity", "path"}
+    assert {f.name for f in fields(InputRef)} == {"name", "identity", "path", "stats"}
 
 
 @pytest.mark.parametrize("which", ["ontology", "proteins", "embeddings"])
@@ -177,6 +181,7 @@ def test_where_inputs_lie_and_their_names_do_not_matter() -> None:
         InputRef("y", "proteins-1", Path("elsewhere")),
         InputRef("z", "vectors-1", Path("elsewhere")),
         {v: replace(s, path=Path("elsewhere")) for v, s in inputs().sets.items()},
+        tables={n: replace(ref, name="t", path=Path("elsewhere")) for n, ref in inputs().tables.items()},
     )
     assert fingerprint(config(), moved) == fingerprint(config(), inputs())
     assert key_of(config(), moved) == key_of(config(), inputs())

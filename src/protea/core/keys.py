@@ -68,7 +68,7 @@ class ExportInputs:
 
 def libraries() -> dict[str, str]:
     """The libraries whose version can change a byte of the output."""
-    return {name: version(name) for name in ("numpy", "numba", "llvmlite", "parasail", "pyarrow")}
+    return {name: version(name) for name in ("numpy", "numba", "llvmlite", "pyarrow")}
 
 
 def cuts(config: ExportConfig, inputs: ExportInputs) -> list[Cut]:
