@@ -26,7 +26,6 @@ COMMANDS = {
     "list": ("listing", "List what is loaded, and the datasets."),
     "export": ("export", "Plan, run and explain exports."),
     "dataset": ("dataset", "Look at published datasets."),
-    "features": ("features", "Say what every column is, and what it needs."),
     "demo": ("demo", "Run the whole job on a small generated proteome."),
     "db": ("db", "Look after the catalogue's database."),
 }
