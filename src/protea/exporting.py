@@ -188,6 +188,7 @@ def alignment_cache(settings: Settings) -> "AlignmentCache":
 def _job(catalog: Catalog, config: ExportConfig, report: Report | None) -> Iterator[Report]:
     """A row and a log for the run, whatever becomes of it."""
     jobs = catalog.jobs
+    _bury(catalog)
     job = jobs.create("export_research_dataset", config.model_dump(mode="json"))
     job = jobs.start(job.id, f"{socket.gethostname()}:{os.getpid()}")
 
@@ -208,6 +209,18 @@ def _job(catalog: Catalog, config: ExportConfig, report: Report | None) -> Itera
             _finish(catalog, job.id, state, code, str(e))
         raise
     _finish(catalog, job.id, "succeeded")
+
+
+def _bury(catalog: Catalog) -> None:
+    """Jobs of this host whose process is gone were killed: say so, or they would run for ever."""
+    import psutil
+
+    here = socket.gethostname()
+    for job in catalog.jobs.recent(state="running"):
+        host, _, pid = (job.owner or "").rpartition(":")
+        if host == here and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            catalog.jobs.append(job.id, "worker.lost", {"owner": job.owner})
+            _finish(catalog, job.id, "failed", "lost", f"its process {job.owner} was killed")
 
 
 def _finish(catalog: Catalog, job: uuid.UUID, state: str, code: str | None = None, message: str | None = None) -> None:

@@ -182,6 +182,7 @@ def explain(
     mark = fingerprint(resolved, inputs)
     staging = Staging(settings.resume_dir, resolved.name, mark)
     published = bool(row and row["fingerprint"] == mark)
+    since = [] if published or not row else changes(row["manifest"]["config"], resolved.model_dump(mode="json"))
     others = [
         d
         for d in sorted(settings.resume_dir.glob(f"{resolved.name}-{'[0-9a-f]' * 12}"))
@@ -200,6 +201,9 @@ def explain(
                 if marker is not None:
                     entry["changes"] = changes(marker["document"], key) or ["another cut of the series"]
                     entry["reason"] = why or f"finished for {other.name}, but something changed"
+            if not entry["changes"] and since:
+                entry["changes"] = since
+                entry["reason"] = why or f"the dataset {resolved.name!r} was made from other settings"
             entry["reason"] = entry["reason"] or "never finished"
         out.append(entry)
     return Explanation(resolved.name, mark, str(staging.path), published, out)
