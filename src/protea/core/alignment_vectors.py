@@ -10,7 +10,7 @@ one order of comparisons, so values never depend on the CPU.
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
