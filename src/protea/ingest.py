@@ -1,69 +1,46 @@
 """Loading inputs: a file becomes an immutable object and a row of the catalogue, or nothing at all.
 
-The readers of `core` check and convert; this module names, identifies and commits. Called by the command line and the
-Python API. Loading is
+The readers of `core` check and convert, `protea.loading` names, identifies and commits. Called by the command line and
+the Python API. Loading is
 
 - idempotent: the same content under the same name is recognised (and its object mended if it was damaged); the same
   content under another name shares the object; another content under a taken name is a ConflictError;
 - atomic: a load that is killed leaves a staging directory, which the next one removes (`protea.storage`).
 
 Objects hold `terms.parquet`, `resolve.parquet` (ontology), `rows.parquet` (annotations), `proteins.parquet`,
-the files of `core.embeddings.store`, and `nodes.parquet`, `merged.parquet`, `deleted.parquet` (taxonomy).
+the files of `core.embeddings.store`, `nodes.parquet`, `merged.parquet`, `deleted.parquet` (taxonomy), `ids.parquet`,
+`matrix.npy` (term vectors) and `rows.parquet` (InterPro, scores, IA).
 """
 
 import contextlib
 import datetime as dt
-import errno
-import hashlib
 import itertools
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protea.catalog import INPUTS, AnnotationSet, Catalog, Input, open_catalog
-from protea.errors import ConfigError, ConflictError, NotFoundError, StorageError
+from protea.catalog import AnnotationSet, Catalog, Input
+from protea.errors import ConfigError
+from protea.loading import (
+    Found,
+    LoadResult,
+    Progress,
+    accessions,
+    commit,
+    load_file,
+    opened,
+    same,
+    sha256_json,
+    sha256_text,
+    valid_name,
+)
 from protea.settings import Settings
-from protea.storage import ObjectStore
 
 if TYPE_CHECKING:
     from protea.core.annotations import GafReport
+    from protea.core.delimited import TableReport
     from protea.core.embeddings.source import Source
-
-Progress = Callable[[int], None]
-_NAME = re.compile(r"[A-Za-z0-9_+:-][A-Za-z0-9._+:-]{0,99}")
-_SUFFIX = re.compile(
-    r"\.(gz|tgz|tar|zip|bgz|obo|gaf|gpa|fasta|fas|faa|fa|h5|hdf5|hdf|npz|npy|parquet|pq|txt|tsv)$", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True)
-class LoadResult:
-    """What a load did. `rows`: the inputs, in the order asked for; `new`: which of them were not there before."""
-
-    kind: str
-    rows: tuple[Any, ...]
-    new: tuple[bool, ...]
-
-    @property
-    def row(self) -> Any:
-        return self.rows[0]
-
-    @property
-    def already_loaded(self) -> bool:
-        return not any(self.new)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What a reader made of a file: its identity, its report, its own name for itself, columns of its kind."""
-
-    identity: str
-    stats: dict[str, Any]
-    label: str | None = None
-    columns: dict[str, Any] | None = None
 
 
 def load_ontology(
@@ -71,15 +48,15 @@ def load_ontology(
 ) -> LoadResult:
     """Load a GO release (OBO). Its name is its `data-version` without `releases/`, else the file's stem."""
 
-    def read(tmp: Path) -> _Found:
+    def read(tmp: Path, _: Any) -> Found:
         from protea.core.ontology import read_obo
 
         ontology, report = read_obo(path, progress)
         ontology.save(tmp)
         label = report.version.removeprefix("releases/") if report.version else None
-        return _Found(report.sha256, report.to_json(), label and re.sub(r"[^A-Za-z0-9._+:-]", "-", label))
+        return Found(report.sha256, report.to_json(), label and re.sub(r"[^A-Za-z0-9._+:-]", "-", label))
 
-    return _load(settings, "ontology", path, name, read)
+    return load_file(settings, "ontology", path, name, read)
 
 
 def load_proteins(
@@ -87,16 +64,16 @@ def load_proteins(
 ) -> LoadResult:
     """Load protein sequences (FASTA). The name is the file's stem unless given."""
 
-    def read(tmp: Path) -> _Found:
+    def read(tmp: Path, _: Any) -> Found:
         import pyarrow.parquet as pq
 
         from protea.core.proteins import read_fasta
 
         table, report = read_fasta(path, progress)
         pq.write_table(table, tmp / "proteins.parquet", compression="zstd")
-        return _Found(report.sha256, report.to_json())
+        return Found(report.sha256, report.to_json())
 
-    return _load(settings, "proteins", path, name, read)
+    return load_file(settings, "proteins", path, name, read)
 
 
 def load_taxonomy(
@@ -104,15 +81,15 @@ def load_taxonomy(
 ) -> LoadResult:
     """Load an NCBI taxdump (a directory or a .tar.gz). The name is the directory's or file's stem unless given."""
 
-    def read(tmp: Path) -> _Found:
+    def read(tmp: Path, _: Any) -> Found:
         from protea.core.taxonomy import read_taxdump
 
         tables, report = read_taxdump(path, progress)
         tables.save(tmp)
         stats = report.to_json()
-        return _Found(_sha256_json(stats["sha256"]), stats)
+        return Found(sha256_json(stats["sha256"]), stats)
 
-    return _load(settings, "taxonomy", path, name, read)
+    return load_file(settings, "taxonomy", path, name, read)
 
 
 def load_embeddings(
@@ -126,18 +103,97 @@ def load_embeddings(
 ) -> LoadResult:
     """Load vectors (HDF5, NPZ, NPY with `ids`, Parquet, or a computed Source, which needs a name)."""
 
-    def read(tmp: Path) -> _Found:
+    def read(tmp: Path, _: Any) -> Found:
         from protea.core.embeddings.store import build_store
 
         report = build_store(source, tmp, ids=ids, pool=pool, progress=progress)
         assert report.identity is not None
         columns = {"dim": report.dim, "dtype": report.dtype, "vectors": report.vectors}
-        return _Found(report.identity, report.to_json(), columns=columns)
+        return Found(report.identity, report.to_json(), columns=columns)
 
     path = source if isinstance(source, str | Path) else None
     if path is None and name is None:
         raise ConfigError("computed embeddings need a name", hint="give --name")
-    return _load(settings, "embeddings", path, name, read)
+    return load_file(settings, "embeddings", path, name, read)
+
+
+def load_term_vectors(
+    settings: Settings,
+    path: str | Path,
+    *,
+    name: str | None = None,
+    max_rejected: float = 0.01,
+    progress: Progress | None = None,
+) -> LoadResult:
+    """Load one vector a GO term (NPZ, word2vec text); see `core.term_vectors`. `max_rejected` as in all tables: more
+    than that share of malformed rows is an InputError."""
+    from protea.core.term_vectors import read_term_vectors
+
+    read = _checked(lambda tmp, _: read_term_vectors(path, tmp, progress), max_rejected)
+    return load_file(settings, "term-vectors", path, name, read)
+
+
+def load_interpro(
+    settings: Settings,
+    path: str | Path,
+    *,
+    name: str | None = None,
+    interpro2go: str | Path | None = None,
+    proteins: str | None = None,
+    max_rejected: float = 0.01,
+    progress: Progress | None = None,
+) -> LoadResult:
+    """Load the GO terms of proteins' InterPro matches, one of three formats; see `core.interpro`. `interpro2go` goes with
+    protein2ipr. `proteins` names a loaded protein set: only rows of its accessions are stored."""
+    from protea.core.interpro import read_interpro
+
+    read = _checked(
+        lambda tmp, only: read_interpro(path, tmp, progress, interpro2go=interpro2go, proteins=only), max_rejected
+    )
+    return load_file(settings, "interpro", path, name, read, proteins=proteins)
+
+
+def load_scores(
+    settings: Settings,
+    path: str | Path,
+    *,
+    name: str | None = None,
+    proteins: str | None = None,
+    max_rejected: float = 0.01,
+    progress: Progress | None = None,
+) -> LoadResult:
+    """Load another predictor's scores (Parquet, text, CAFA); see `core.scores`. `proteins` as in `load_interpro`."""
+    from protea.core.scores import read_scores
+
+    read = _checked(lambda tmp, only: read_scores(path, tmp, progress, proteins=only), max_rejected)
+    return load_file(settings, "scores", path, name, read, proteins=proteins)
+
+
+def load_ia(
+    settings: Settings,
+    path: str | Path,
+    *,
+    name: str | None = None,
+    max_rejected: float = 0.01,
+    progress: Progress | None = None,
+) -> LoadResult:
+    """Load the information accretion of GO terms; see `core.accretion`."""
+    from protea.core.accretion import read_ia
+
+    return load_file(settings, "ia", path, name, _checked(lambda tmp, _: read_ia(path, tmp, progress), max_rejected))
+
+
+def _checked(read: Callable[[Path, Any], "TableReport"], max_rejected: float) -> Callable[[Path, Any], Found]:
+    """The reader of a table as `load_file` wants it, with the check of its malformed rows."""
+
+    def checked(tmp: Path, only: Any) -> Found:
+        from protea.core.delimited import check_rejected
+
+        report = read(tmp, only)
+        check_rejected(report, max_rejected)
+        return Found(report.sha256, report.to_json())
+
+    return checked
 
 
 def load_annotations(
@@ -160,22 +216,22 @@ def load_annotations(
     malformed rows is an InputError; so is a cut date before the first row.
     """
     wanted = _versions(version, cut_dates)
-    if ":" in _valid_name(source):
+    if ":" in valid_name(source):
         raise ConfigError(f"the source {source!r} has a colon", hint="leave it out")
-    names = [_valid_name(name or f"{source}:{v}") for v, _ in wanted]
+    names = [valid_name(name or f"{source}:{v}") for v, _ in wanted]
     if name is not None and len(wanted) > 1:
         raise ConfigError(f"one name, {name!r}, for {len(wanted)} sets", hint="leave out --name: SOURCE:VERSION it is")
     accepted = sorted(set(databases))
-    with _loading(settings, path) as (catalog, store):
+    with opened(settings, path) as (catalog, store):
         subset = catalog.find("proteins", proteins) if proteins is not None else None
         options = {"databases": accepted, "proteins": subset.identity if subset else None}
 
         def rows(file_identity: str, stats: list[dict[str, Any]]) -> list[Input]:
-            digest = _sha256_json({"file": file_identity, "cut_date": None, **options})
+            digest = sha256_json({"file": file_identity, "cut_date": None, **options})
             return [
                 AnnotationSet(
                     name=n,
-                    identity=_sha256_json({"file": file_identity, "cut_date": cut and cut.isoformat(), **options}),
+                    identity=sha256_json({"file": file_identity, "cut_date": cut and cut.isoformat(), **options}),
                     object_digest=digest,
                     stats=s,
                     source_file=Path(path).name,
@@ -190,68 +246,18 @@ def load_annotations(
 
         if any(_taken(catalog, name, source, v) for name, (v, _) in zip(names, wanted, strict=True)):
             # reading just the bytes tells whether they are the loaded ones, in a fraction of the time
-            asked = rows(_sha256_text(path, progress), [{}] * len(wanted))
-            old = [_same(catalog, row) for row in asked]
+            asked = rows(sha256_text(path, progress), [{}] * len(wanted))
+            old = [same(catalog, row) for row in asked]
             if all(old) and store.intact("annotations", asked[0].object_digest):
                 return LoadResult("annotations", tuple(old), (False,) * len(old))
         with store.staging() as tmp:
-            accessions = store.path("proteins", subset.object_digest) / "proteins.parquet" if subset else None
+            only = accessions(store, subset.object_digest) if subset else None
             from protea import date_cuts
 
-            report = _stage_gaf(path, tmp, accepted, accessions, max_rejected, progress)
+            report = _stage_gaf(path, tmp, accepted, only, max_rejected, progress)
             whole = report.to_json() | {"databases": accepted, "restricted_to": proteins}
             stats = date_cuts.reports(path, whole, tmp / "rows.parquet", [cut for _, cut in wanted])
-            return _commit(catalog, store, tmp, rows(report.sha256, stats))
-
-
-def _load(
-    settings: Settings, kind: str, path: str | Path | None, name: str | None, read: Callable[[Path], _Found]
-) -> LoadResult:
-    """The load of everything but annotations: read into staging, name, commit."""
-    if name is not None:
-        _valid_name(name)
-    with _loading(settings, path) as (catalog, store), store.staging() as tmp:
-        found = read(tmp)
-        label = found.label if found.label and _NAME.fullmatch(found.label) else None
-        row = INPUTS[kind](
-            name=name or label or _stem(path),
-            identity=found.identity,
-            object_digest=found.identity,
-            stats=found.stats,
-            source_file=Path(path).name if path is not None else "",
-            **(found.columns or {}),
-        )
-        return _commit(catalog, store, tmp, [row])
-
-
-@contextlib.contextmanager
-def _loading(settings: Settings, path: str | Path | None) -> Iterator[tuple[Catalog, ObjectStore]]:
-    """The catalogue and the swept store of a load; errors of our own files and of the disk as StorageError."""
-    if path is not None and not Path(path).exists():
-        raise NotFoundError(f"{path}: there is no such file")
-    try:
-        with open_catalog(settings) as catalog:
-            store = ObjectStore(settings.storage)
-            store.sweep(catalog.place, catalog.uses_object)
-            yield catalog, store
-    except OSError as e:
-        why = e.strerror or str(e).partition("\n")[0]
-        hint = "free some disk space" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
-        raise StorageError(f"{settings.storage} cannot be written: {why}", hint=hint) from e
-
-
-def _commit(catalog: Catalog, store: ObjectStore, tmp: Path, rows: list[Input]) -> LoadResult:
-    """Give the staged object its address and insert those of `rows` that are not there. All rows share the object."""
-    kind = rows[0].kind
-    size = sum(p.stat().st_size for p in tmp.rglob("*"))
-    with store.committed(tmp, kind, rows[0].object_digest, catalog.place):
-        old = [_same(catalog, row) for row in rows]
-        new = [row for row, o in zip(rows, old, strict=True) if o is None]
-        for row in new:
-            row.stats = row.stats | {"bytes": size}
-        if new:
-            catalog.add(*new)
-    return LoadResult(kind, tuple(o or row for o, row in zip(old, rows, strict=True)), tuple(o is None for o in old))
+            return commit(catalog, store, tmp, rows(report.sha256, stats))
 
 
 def _taken(catalog: Catalog, name: str, source: str, version: str) -> bool:
@@ -259,34 +265,11 @@ def _taken(catalog: Catalog, name: str, source: str, version: str) -> bool:
     return any(r.name == name or (r.source, r.version) == (source, version) for r in rows)
 
 
-def _same(catalog: Catalog, row: Input) -> Input | None:
-    """The loaded input that `row` would repeat, None when its name is free. ConflictError when it is another one."""
-    for old in catalog.inputs(row.kind):
-        place = f"the {row.title} {old.name!r}"
-        if isinstance(row, AnnotationSet) and (old.name == row.name) != (
-            (old.source, old.version) == (row.source, row.version)
-        ):
-            raise ConflictError(f"{place} is {old.source} {old.version}", hint="choose another name, or other versions")
-        if old.name == row.name:
-            if old.identity == row.identity:
-                return old
-            from_file = getattr(row, "file_identity", row.identity)
-            same_file = getattr(old, "file_identity", old.identity) == from_file
-            what = "with other options" if same_file else f"from another file ({old.source_file})"
-            raise ConflictError(
-                f"{place} is loaded already, {what}; this one has the sha256 {from_file[:12]}...",
-                hint="choose another --version or --source"
-                if isinstance(row, AnnotationSet)
-                else "choose another --name",
-            )
-    return None
-
-
 def _stage_gaf(
     path: str | Path,
     tmp: Path,
     databases: list[str],
-    accessions: Path | None,
+    only: Any,
     max_rejected: float,
     progress: Progress | None,
 ) -> "GafReport":
@@ -295,7 +278,6 @@ def _stage_gaf(
 
     from protea.core.annotations import SCHEMA, check_rejected, read_gaf
 
-    only = pq.read_table(accessions, columns=["accession"])["accession"].combine_chunks() if accessions else None
     with pq.ParquetWriter(tmp / "rows.parquet", SCHEMA, compression="zstd") as writer:
         report = read_gaf(path, databases=databases, proteins=only, sink=writer.write_batch, progress=progress)
     check_rejected(report, max_rejected)
@@ -331,33 +313,3 @@ def _version(given: object) -> str:
         with contextlib.suppress(ValueError):
             return dt.date.fromisoformat(text).isoformat()
     raise ConfigError(f"the version {text!r} is neither an integer nor a date", hint="write it like 57 or 2014-09-30")
-
-
-def _valid_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is no name: 1 to 100 letters, digits and . _ - + :, not starting with a dot", hint="give --name"
-        )
-    return name
-
-
-def _stem(path: str | Path | None) -> str:
-    """The name of a file without the endings that say what it is."""
-    stem = Path(path or "").resolve().name
-    while (shorter := _SUFFIX.sub("", stem)) not in ("", stem):
-        stem = shorter
-    return _valid_name(stem)
-
-
-def _sha256_text(path: str | Path, progress: Progress | None) -> str:
-    from protea.core.textio import open_text
-
-    with open_text(path) as reader:
-        while reader.read(4 << 20):
-            if progress is not None:
-                progress(reader.consumed)
-        return reader.sha256
-
-
-def _sha256_json(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -20,7 +20,7 @@ import pytest
 from protea.cli import export as export_commands
 from protea.cli import output, progress
 from protea.cli.main import main
-from protea.core.config import LATER, ExportConfig
+from protea.core.config import ExportConfig
 from protea.settings import Settings
 from worlds import CORNERS, World, random_world
 
@@ -138,7 +138,18 @@ def test_list(home: Home) -> None:
     assert any(line.startswith("embeddings   vectors") for line in table)
     assert any(f"{len(home.world.proteins)} sequences" in line for line in table)
     found = home.ok("list", "--json").json
-    assert list(found) == ["ontology", "annotations", "proteins", "embeddings", "taxonomy", "datasets"]
+    inputs = [
+        "ontology",
+        "annotations",
+        "proteins",
+        "embeddings",
+        "taxonomy",
+        "term-vectors",
+        "interpro",
+        "scores",
+        "ia",
+    ]
+    assert list(found) == [*inputs, "datasets"]
     assert [row["name"] for row in found["annotations"]] == [f"goa:{v}" for v in home.world.releases]
     (vectors,) = found["embeddings"]
     assert vectors["stats"]["vectors"] == len(home.world.embeddings)
@@ -146,6 +157,44 @@ def test_list(home: Home) -> None:
     assert vectors["bytes"] > 0
     assert found["ontology"][0]["version"] == "2020-01-01"
     assert list(home.ok("list", "proteins", "--json").json) == ["proteins"]
+
+
+def test_tables_of_later_families(home: Home) -> None:
+    folder = home.path / "tables"
+    folder.mkdir()
+    known = sorted(home.world.proteins)[0]
+    contents = {
+        "term-vectors": "GO:0005515 1 2\nGO:0003674 3 4\n",
+        "scores": f"accession\tgo_id\tscore\n{known}\tGO:0005515\t0.5\nNOBODY\tGO:0005515\t1\n",
+        "ia": "GO:0005515\t1.5\n",
+        "interpro": f"{known}\tIPR000003\tName\tPF1\t1\t9\nNOBODY\tIPR000003\tName\tPF1\t1\t9\n",
+    }
+    (folder / "mapping").write_text("InterPro:IPR000003 Name > GO:DNA binding ; GO:0003677\n")
+    said = {
+        "term-vectors": "2 vectors of 2 float64",
+        "scores": "1 rows, 1 proteins",
+        "ia": "1 terms",
+        "interpro": "1 rows, 1 proteins",
+    }
+    (proteins,) = (row["name"] for row in home.ok("list", "proteins", "--json").json["proteins"])
+    for kind, text in contents.items():
+        (folder / f"{kind}.tsv").write_text(text)
+        more = ("--interpro2go", folder / "mapping") if kind == "interpro" else ()
+        report = home.ok("inspect", kind, folder / f"{kind}.tsv", *more, "--json").json
+        assert report["rows"] == report["kept"] == (1 if kind == "ia" else 2)
+        restricted = ("--proteins", proteins) if kind in ("scores", "interpro") else ()
+        out = home.ok("load", kind, folder / f"{kind}.tsv", "--name", "t", *more, *restricted).out
+        assert out.startswith("loaded ")
+        assert said[kind] in out
+        assert ("left out: 1 not_in_proteins" in out) == bool(restricted)
+        assert re.search(rf"^{kind} +t +{said[kind]}", home.ok("list").out, re.M)
+        assert home.ok("load", kind, folder / f"{kind}.tsv", "--name", "t", *more, *restricted).out.startswith(
+            "already"
+        )
+        assert home.ok("list", kind, "--json").json[kind][0]["name"] == "t"
+        assert len(home.ok("inspect", kind, folder / f"{kind}.tsv", *more).out.splitlines()) > 5
+    assert "--interpro2go" in home("load", "interpro", folder / "interpro.tsv").error
+    assert "--interpro2go goes with interpro" in home("inspect", "ia", folder / "ia.tsv", *more).error
 
 
 def test_list_of_an_unknown_kind(home: Home) -> None:
@@ -216,7 +265,8 @@ def test_embed(home: Home) -> None:
 
 
 def test_a_file_that_is_not_there(home: Home) -> None:
-    for kind in ("ontology", "proteins", "embeddings", "taxonomy"):
+    for kind in ("ontology", "proteins", "embeddings", "taxonomy", "term-vectors", "interpro", "scores", "ia"):
+        assert "nowhere" in home("inspect", kind, "nowhere").error
         assert "nowhere" in home("load", kind, "nowhere").error
     odd = "[red]x\x1b[31m\n.obo"
     assert r"[red]x\x1b[31m\n.obo" in home("inspect", "ontology", odd).error
@@ -331,7 +381,7 @@ def test_a_taken_dataset_name(home: Home) -> None:
 
 
 def test_every_setting_is_an_option() -> None:
-    assert set(export_commands.HELP) == ExportConfig.model_fields.keys() - set(LATER)
+    assert set(export_commands.HELP) == ExportConfig.model_fields.keys()
     assert export_commands.SETTINGS.keys() == ExportConfig.model_fields.keys()
     given = {"train_versions": "1, 2", "donor_evidence": "all", "experimental_codes": "IDA", "k": 3, "metric": None}
     assert export_commands._given(given) == {

@@ -26,12 +26,17 @@ from protea.errors import ConfigError, ConflictError, InputError, NotFoundError,
 from protea.settings import Settings
 from protea.storage import ObjectStore
 
-KINDS = ("ontology", "annotations", "proteins", "embeddings", "taxonomy")
+TABLES = ("term-vectors", "interpro", "scores", "ia")
+KINDS = ("ontology", "annotations", "proteins", "embeddings", "taxonomy", *TABLES)
 LOADERS: dict[str, Callable[..., ingest.LoadResult]] = {
     "ontology": ingest.load_ontology,
     "proteins": ingest.load_proteins,
     "embeddings": ingest.load_embeddings,
     "taxonomy": ingest.load_taxonomy,
+    "term-vectors": ingest.load_term_vectors,
+    "interpro": ingest.load_interpro,
+    "scores": ingest.load_scores,
+    "ia": ingest.load_ia,
 }
 
 
@@ -84,6 +89,24 @@ def taxdump(path: Path, extra: int = 0) -> Path:
     return path
 
 
+def table(path: Path, kind: str, seed: int = 0) -> Path:
+    """A file of one of the tables of the later families: 150 rows, about 10 proteins."""
+    random.seed(seed)
+    lines = []
+    for i in range(150):
+        protein, go, number = f"P{i % 10:05d}", f"GO:{i + 1:07d}", f"{random.random():.6f}"
+        lines.append(
+            {
+                "term-vectors": f"{go} {number} {random.random():.6f}",
+                "interpro": f"{protein}\t{go}\t{number}\tPfam|SMART\t2",
+                "scores": f"{protein}\t{go}\t{number}",
+                "ia": f"{go}\t{number}",
+            }[kind]
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 def make(kind: str, folder: Path, other: bool = False) -> Path:
     """A small file of a kind; `other`: one with another content."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +119,8 @@ def make(kind: str, folder: Path, other: bool = False) -> Path:
         return fasta(folder / f"{name}.fasta", seed=other)
     if kind == "embeddings":
         return npz(folder / f"{name}.npz", seed=other)
+    if kind in TABLES:
+        return table(folder / f"{name}.tsv", kind, seed=other)
     return taxdump(folder / name, extra=other)
 
 
@@ -160,7 +185,7 @@ def test_each_kind(settings: Settings, tmp_path: Path, kind: str) -> None:
 
 
 def test_the_identity_is_of_the_uncompressed_bytes(settings: Settings, tmp_path: Path) -> None:
-    for kind in ("ontology", "proteins"):
+    for kind in ("ontology", "proteins", *TABLES):
         path = make(kind, tmp_path)
         packed = tmp_path / f"{path.name}.gz"
         data = path.read_bytes()
@@ -362,6 +387,57 @@ def test_versions(settings: Settings, tmp_path: Path) -> None:
     assert ingest.load_annotations(settings, path, source="w", version=1, name="mine").already_loaded
 
 
+# -- tables of the later families
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_malformed_rows_of_tables(settings: Settings, tmp_path: Path, kind: str) -> None:
+    path = make(kind, tmp_path)
+    bad = {"term-vectors": "what 1 2\n", "interpro": "P1\tx\t1\tPfam\t1\n", "scores": "P1\tx\t1\n", "ia": "x\t1\n"}[
+        kind
+    ]
+    path.write_text(path.read_text() + bad)
+    row = load(settings, kind, path, "one").row
+    assert row.stats["rejected"] == {"go_id": 1}
+    assert row.stats["rows"] == 151
+    path.write_text(path.read_text() + bad)
+    with pytest.raises(InputError, match=r"2 of 152 rows are malformed.*line 151 \(go_id\)"):
+        load(settings, kind, path, "two")
+    assert LOADERS[kind](settings, path, name="two", max_rejected=0.02).row.stats["rejected"] == {"go_id": 2}
+
+
+@pytest.mark.parametrize("kind", ["interpro", "scores"])
+def test_tables_restricted_to_proteins(settings: Settings, tmp_path: Path, kind: str) -> None:
+    path = make(kind, tmp_path)
+    few = ingest.load_proteins(settings, fasta(tmp_path / "few.fasta", n=3)).row
+    row = LOADERS[kind](settings, path, name="x", proteins="few").row
+    assert row.stats["restricted_to"] == "few"
+    assert (row.stats["kept"], row.stats["not_in_proteins"], row.stats["proteins"]) == (45, 105, 3)
+    stored = pq.read_table(ObjectStore(settings.storage).path(kind, row.object_digest) / "rows.parquet")
+    assert set(stored["accession"].to_pylist()) == {"P00000", "P00001", "P00002"}
+    assert row.identity not in (few.identity, load(settings, kind, path, "whole").row.identity)
+    assert LOADERS[kind](settings, path, name="x", proteins="few").already_loaded
+    with pytest.raises(ConflictError, match="with other options"):
+        load(settings, kind, path, "x")
+    with pytest.raises(NotFoundError, match="did you mean 'few'"):
+        LOADERS[kind](settings, path, name="y", proteins="fex")
+
+
+def test_protein2ipr_has_the_identity_of_both_files(settings: Settings, tmp_path: Path) -> None:
+    path, mapping = tmp_path / "protein2ipr.dat", tmp_path / "interpro2go"
+    path.write_text("A1\tIPR000003\tName\tPF00001\t1\t9\nA2\tIPR000003\tName\tPF00001\t1\t9\n")
+    mapping.write_text("InterPro:IPR000003 Name > GO:DNA binding ; GO:0003677\n")
+    with pytest.raises(ConfigError, match="--interpro2go"):
+        ingest.load_interpro(settings, path)
+    first = ingest.load_interpro(settings, path, interpro2go=mapping).row
+    assert (first.name, first.stats["stored"]) == ("protein2ipr", 2)
+    assert first.stats["files"]["interpro2go"] == hashlib.sha256(mapping.read_bytes()).hexdigest()
+    mapping.write_text(mapping.read_text() + "InterPro:IPR000003 Name > GO:nucleus ; GO:0005634\n")
+    second = ingest.load_interpro(settings, path, interpro2go=mapping, name="more").row
+    assert second.identity != first.identity
+    assert second.stats["stored"] == 4
+
+
 # -- damage, kills, full disks
 
 
@@ -401,7 +477,7 @@ from protea.settings import Settings
 def die(*a, **k): os.kill(os.getpid(), signal.SIGKILL)
 where, kind, path = sys.argv[1:]
 add, move = Catalog.add, storage.commit_dir
-if where == "reading": ingest._Found = die if kind != "annotations" else ingest._Found
+if where == "reading": ingest.Found = die if kind != "annotations" else ingest.Found
 if where == "reading" and kind == "annotations": import protea.core.annotations as a; a.check_rejected = die
 if where == "before the object": storage.commit_dir = die
 if where == "before the row": Catalog.add = die
@@ -502,7 +578,7 @@ def test_the_same_load_at_once(settings: Settings, tmp_path: Path) -> None:
     assert staged(settings) == []
 
 
-@pytest.mark.parametrize("kind", ["annotations", "proteins", "ontology", "embeddings"])
+@pytest.mark.parametrize("kind", ["annotations", "proteins", "ontology", "embeddings", "scores", "term-vectors"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(settings: Settings, tmp_path: Path, kind: str) -> None:
     path = make(kind, tmp_path / "in")
     with open_catalog(settings) as catalog:

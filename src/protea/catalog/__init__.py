@@ -50,7 +50,7 @@ __all__ = [
     "upgrade",
 ]
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """The migrations, oldest first: known here so that opening a current catalogue need not import Alembic."""
 
 

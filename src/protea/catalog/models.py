@@ -114,6 +114,30 @@ class Taxonomy(Input):
     title = "taxonomy"
 
 
+class TermVectors(Input):
+    __tablename__ = "term_vectors"
+    kind = "term-vectors"
+    title = "set of term vectors"
+
+
+class InterProTable(Input):
+    __tablename__ = "interpro_table"
+    kind = "interpro"
+    title = "InterPro table"
+
+
+class ExternalScores(Input):
+    __tablename__ = "external_scores"
+    kind = "scores"
+    title = "table of scores"
+
+
+class InformationAccretion(Input):
+    __tablename__ = "information_accretion"
+    kind = "ia"
+    title = "IA table"
+
+
 class Dataset(Base):
     """A published dataset: the row is the last step of publication, after the files are in place."""
 
@@ -166,5 +190,16 @@ class JobEvent(Base):
 
 
 INPUTS: dict[str, type[Input]] = {
-    model.kind: model for model in (OntologySnapshot, AnnotationSet, ProteinSet, EmbeddingConfig, Taxonomy)
+    model.kind: model
+    for model in (
+        OntologySnapshot,
+        AnnotationSet,
+        ProteinSet,
+        EmbeddingConfig,
+        Taxonomy,
+        TermVectors,
+        InterProTable,
+        ExternalScores,
+        InformationAccretion,
+    )
 }

@@ -8,7 +8,12 @@ TITLES = {
     "proteins": "protein set",
     "embeddings": "embedding config",
     "taxonomy": "taxonomy",
+    "term-vectors": "term vectors",
+    "interpro": "InterPro table",
+    "scores": "scores",
+    "ia": "information accretion",
 }
+TABLES = ("term-vectors", "interpro", "scores", "ia")
 
 
 def version(row: Any) -> str:
@@ -29,17 +34,25 @@ def content(kind: str, s: dict[str, Any]) -> str:
         return f"{s['sequences']:,} sequences, {s['residues']:,} residues"
     if kind == "embeddings":
         return f"{s['vectors']:,} vectors of {s['dim']:,} {s['dtype']}"
+    if kind == "term-vectors":
+        return f"{s['kept']:,} vectors of {s['dim']:,} {s['dtype']}"
+    if kind == "interpro":
+        return f"{s['stored']:,} rows, {s['proteins']:,} proteins"
+    if kind == "scores":
+        return f"{s['kept']:,} rows, {s['proteins']:,} proteins"
+    if kind == "ia":
+        return f"{s['kept']:,} terms"
     return f"{s['nodes']:,} nodes, {s['merged']:,} merged"
 
 
 def remarks(kind: str, s: dict[str, Any]) -> list[str]:
     """What a reader left out or changed, in a few words each."""
     out = []
-    if kind == "annotations":
+    if kind == "annotations" or kind in TABLES:
         left_out = {**s["rejected"], **s["filtered"], "not_in_proteins": s["not_in_proteins"]}
         dropped = ", ".join(f"{n:,} {reason}" for reason, n in left_out.items() if n)
         out.append(f"of {s['rows']:,} rows, left out: {dropped}" if dropped else "")
-        out.append(f"negated (NOT): {s['negated']:,} rows" if s["negated"] else "")
+        out.append(f"negated (NOT): {s['negated']:,} rows" if s.get("negated") else "")
         out += [f"line {line}: {reason}: {text!r}" for line, reason, text in s["problems"][:3]]
     if kind == "ontology":
         out.append(f"edges to terms that are not there: {s['dangling']:,}" if s["dangling"] else "")

@@ -24,6 +24,10 @@ class Kind(StrEnum):
     proteins = "proteins"
     embeddings = "embeddings"
     taxonomy = "taxonomy"
+    term_vectors = "term-vectors"
+    interpro = "interpro"
+    scores = "scores"
+    ia = "ia"
 
 
 class _Command(TyperCommand):
@@ -58,11 +62,13 @@ def inspect(
     ] = None,
     ids: Annotated[Path | None, typer.Option(help="embeddings, NPY: a text file of accessions.")] = None,
     pool: Annotated[str | None, typer.Option(metavar="mean", help="embeddings: average per-residue matrices.")] = None,
+    interpro2go: Annotated[Path | None, typer.Option(help="interpro, protein2ipr: InterPro's mapping to GO.")] = None,
 ) -> None:
     """Say what a file holds and what is wrong with it, loading nothing."""
     belongs = {"resolve": Kind.ontology, "closure": Kind.ontology, "databases": Kind.annotations}
-    belongs |= {"ids": Kind.embeddings, "pool": Kind.embeddings}
+    belongs |= {"ids": Kind.embeddings, "pool": Kind.embeddings, "interpro2go": Kind.interpro}
     given = {"resolve": resolve, "closure": closure, "databases": databases, "ids": ids, "pool": pool}
+    given |= {"interpro2go": interpro2go}
     for option, value in given.items():
         if value and belongs[option] != kind:
             raise ConfigError(f"--{option} goes with {belongs[option]}, not with {kind}")
@@ -117,10 +123,38 @@ def _taxonomy(file: Path, progress: Any, detail: bool, given: dict[str, Any]) ->
     return read_taxdump(file, progress)[1].to_json()
 
 
+def _term_vectors(file: Path, progress: Any, detail: bool, given: dict[str, Any]) -> dict[str, Any]:
+    from protea.core.term_vectors import read_term_vectors
+
+    return read_term_vectors(file, None, progress).to_json()
+
+
+def _interpro(file: Path, progress: Any, detail: bool, given: dict[str, Any]) -> dict[str, Any]:
+    from protea.core.interpro import read_interpro
+
+    return read_interpro(file, None, progress, interpro2go=given["interpro2go"]).to_json()
+
+
+def _scores(file: Path, progress: Any, detail: bool, given: dict[str, Any]) -> dict[str, Any]:
+    from protea.core.scores import read_scores
+
+    return read_scores(file, None, progress).to_json()
+
+
+def _ia(file: Path, progress: Any, detail: bool, given: dict[str, Any]) -> dict[str, Any]:
+    from protea.core.accretion import read_ia
+
+    return read_ia(file, None, progress).to_json()
+
+
 _READ = {
     Kind.annotations: _annotations,
     Kind.ontology: _ontology,
     Kind.proteins: _proteins,
     Kind.embeddings: _embeddings,
     Kind.taxonomy: _taxonomy,
+    Kind.term_vectors: _term_vectors,
+    Kind.interpro: _interpro,
+    Kind.scores: _scores,
+    Kind.ia: _ia,
 }

@@ -14,7 +14,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="[KIND]", help="ontology, annotations, proteins, embeddings, taxonomy or datasets."),
+        typer.Argument(metavar="[KIND]", help="ontology, annotations, ... (as in `protea load`), or datasets."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -14,6 +14,8 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=Fa
 
 Name = Annotated[str | None, typer.Option(help="Its name; the default is the release's label, else the file's stem.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+MaxRejected = Annotated[float, typer.Option(help="The share of malformed rows that is accepted.")]
+Only = Annotated[str | None, typer.Option(help="Keep only rows of this loaded protein set.")]
 
 
 @app.callback()
@@ -61,9 +63,9 @@ def annotations(
     cut_dates: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Make a set of the rows up to each of these dates.")
     ] = None,
-    proteins: Annotated[str | None, typer.Option(help="Keep only rows of this loaded protein set.")] = None,
+    proteins: Only = None,
     databases: Annotated[str, typer.Option(metavar="A,B,...", help="The databases (column 1) to keep.")] = "UniProtKB",
-    max_rejected: Annotated[float, typer.Option(help="The share of malformed rows that is accepted.")] = 0.01,
+    max_rejected: MaxRejected = 0.01,
     name: Annotated[str | None, typer.Option(help="Its name; the default is SOURCE:VERSION.")] = None,
     json: Json = False,
 ) -> None:
@@ -126,6 +128,89 @@ def taxonomy(
     from protea.ingest import load_taxonomy
 
     load(file, json, lambda progress: load_taxonomy(read_settings(), file, name=name, progress=progress))
+
+
+@app.command("term-vectors")
+def term_vectors(
+    file: Annotated[Path, typer.Argument(help="Vectors of GO ids: NPZ or word2vec text.")],
+    name: Name = None,
+    max_rejected: MaxRejected = 0.01,
+    json: Json = False,
+) -> None:
+    """Load vectors of GO terms, such as Anc2Vec's."""
+    from protea.ingest import load_term_vectors
+
+    load(
+        file,
+        json,
+        lambda progress: load_term_vectors(
+            read_settings(), file, name=name, max_rejected=max_rejected, progress=progress
+        ),
+    )
+
+
+@app.command()
+def interpro(
+    file: Annotated[Path, typer.Argument(help="A table, InterProScan's TSV, or protein2ipr (with --interpro2go).")],
+    name: Name = None,
+    interpro2go: Annotated[Path | None, typer.Option(help="InterPro's mapping to GO, for protein2ipr.")] = None,
+    proteins: Only = None,
+    max_rejected: MaxRejected = 0.01,
+    json: Json = False,
+) -> None:
+    """Load the GO terms of proteins' InterPro matches."""
+    from protea.ingest import load_interpro
+
+    load(
+        file,
+        json,
+        lambda progress: load_interpro(
+            read_settings(),
+            file,
+            name=name,
+            interpro2go=interpro2go,
+            proteins=proteins,
+            max_rejected=max_rejected,
+            progress=progress,
+        ),
+    )
+
+
+@app.command()
+def scores(
+    file: Annotated[Path, typer.Argument(help="Accession, GO id, score: Parquet, text, or CAFA's format.")],
+    name: Name = None,
+    proteins: Only = None,
+    max_rejected: MaxRejected = 0.01,
+    json: Json = False,
+) -> None:
+    """Load another predictor's scores."""
+    from protea.ingest import load_scores
+
+    load(
+        file,
+        json,
+        lambda progress: load_scores(
+            read_settings(), file, name=name, proteins=proteins, max_rejected=max_rejected, progress=progress
+        ),
+    )
+
+
+@app.command()
+def ia(
+    file: Annotated[Path, typer.Argument(help="GO id and information accretion, text.")],
+    name: Name = None,
+    max_rejected: MaxRejected = 0.01,
+    json: Json = False,
+) -> None:
+    """Load the information accretion of GO terms."""
+    from protea.ingest import load_ia
+
+    load(
+        file,
+        json,
+        lambda progress: load_ia(read_settings(), file, name=name, max_rejected=max_rejected, progress=progress),
+    )
 
 
 def words(text: str | None) -> list[str]:

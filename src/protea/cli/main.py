@@ -20,12 +20,13 @@ from protea.cli.output import clean, say
 from protea.errors import ProteaError
 
 COMMANDS = {
-    "load": ("load", "Load annotations, an ontology, proteins, embeddings, a taxonomy."),
+    "load": ("load", "Load annotations, an ontology, proteins, embeddings, and the inputs of more features."),
     "embed": ("embed", "Compute embeddings from the sequences of a loaded protein set."),
     "inspect": ("inspect", "Say what a file holds and what is wrong with it, loading nothing."),
     "list": ("listing", "List what is loaded, and the datasets."),
     "export": ("export", "Plan, run and explain exports."),
     "dataset": ("dataset", "Look at published datasets."),
+    "features": ("features", "Say what every column is, and what it needs."),
     "demo": ("demo", "Run the whole job on a small generated proteome."),
     "db": ("db", "Look after the catalogue's database."),
 }
