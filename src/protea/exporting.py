@@ -161,6 +161,7 @@ def export(
         resolved, inputs = resolve(wanted, catalog, settings)
         from .core.operations.export_research_dataset import export_research_dataset, read_manifest
 
+        cache = alignment_cache(settings) if resolved.compute_alignments else None
         with _job(catalog, resolved, report) as tell:
             path = export_research_dataset(
                 resolved,
@@ -172,8 +173,10 @@ def export(
                 replace=replace,
                 wait=wait,
                 threads=settings.threads,
-                alignments=alignment_cache(settings) if resolved.compute_alignments else None,
+                alignments=cache,
             )
+            for problem in cache.problems if cache else ():
+                tell("export.warning", text=problem)
     return Dataset(resolved.name, path, read_manifest(path) or {})
 
 
