@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from worlds import TABLES, World
 
 from protea.core import accretion, annotations, config, interpro, ontology, proteins, scores, taxonomy, term_vectors
 from protea.core.annotation_set import AnnotationSource
 from protea.core.embeddings.store import VectorStore, build_store
 from protea.core.keys import ExportInputs, InputRef
 from protea.core.operations.export_research_dataset import export_research_dataset, silent
+from worlds import TABLES, World
 
 
 class Rows(dict[str, Any]):
@@ -92,7 +92,9 @@ class Product:
         named = {"name": "d", "embedding_config": "vectors", "annotation_source": "goa", **settings}
         return config.parse({**named, "ontology": "ontology", "proteins": "proteins"})
 
-    def export(self, settings: Mapping[str, Any], where: str = "run", report: Callable[..., None] = silent, **how: Any) -> Path:
+    def export(
+        self, settings: Mapping[str, Any], where: str = "run", report: Callable[..., None] = silent, **how: Any
+    ) -> Path:
         """Run the export below `directory/where` and return the dataset's directory."""
         base = self.directory / where
         rows = how.pop("rows", Rows())

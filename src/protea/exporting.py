@@ -35,7 +35,7 @@ TABLES = {
 }
 """Setting -> the kind of input that it names."""
 SPLITS = ("train", "eval", "truth", "known")
-LOGGED = ("export.", "cut.restored", "cut.discarded", "cut.started", "cut.finished", "assembly.")
+LOGGED = ("export.", "cut.restored", "cut.discarded", "cut.started", "cut.aligned", "cut.finished", "assembly.")
 """Events that go into the job's log (beginnings of their kinds); the others are progress."""
 
 

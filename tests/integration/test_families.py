@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
-import reference
-import reference_families
 from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
+
+import reference
+import reference_families
 from product import Product, contents, product, read
 from worlds import TABLES, random_settings, random_world, settings, worlds
 

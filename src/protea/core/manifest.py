@@ -157,8 +157,9 @@ def _families(config: ExportConfig, splits: Sequence[Path]) -> dict[str, Any]:
 
 
 def _constant_columns(splits: Sequence[Path]) -> dict[str, str]:
-    """Columns with one value (or only nulls) over all row groups, by the files' statistics."""
+    """Columns with one value at most, nulls aside, over all row groups, by the files' statistics."""
     seen: dict[str, set[Any]] = {name: set() for name in schema.NAMES}
+    nulls: dict[str, int] = dict.fromkeys(schema.NAMES, 0)
     rows = 0
     for path in splits:
         with pq.ParquetFile(path) as f:
@@ -167,14 +168,15 @@ def _constant_columns(splits: Sequence[Path]) -> dict[str, str]:
                 rows += group.num_rows
                 for i, name in enumerate(schema.NAMES):
                     s = group.column(i).statistics
-                    if s.null_count:
-                        seen[name].add(None)
+                    nulls[name] += s.null_count
                     if s.null_count < group.num_rows:
                         seen[name] |= {s.min, s.max} if s.has_min_max else {0, 1}  # unknown: taken to vary
     if not rows:
         return dict.fromkeys(schema.NAMES, "there are no rows")
     return {
-        name: "always null" if v == {None} else f"always {next(iter(v))}" for name, v in seen.items() if len(v) == 1
+        name: f"always {next(iter(v))}{' or null' if nulls[name] else ''}" if v else "always null"
+        for name, v in seen.items()
+        if len(v) <= 1
     }
 
 

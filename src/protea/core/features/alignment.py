@@ -1,6 +1,7 @@
 """Families `alignment_nw` and `alignment_sw`: the query's sequence against the donor's (contract section 9)."""
 
 import os
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ def columns(block: Block) -> dict[str, pa.Array]:
     )  # fmt: skip
     skipped = np.sort(pairs[stats.skipped], axis=1)  # (A, B) and (B, A) are one pair
     cut.memo.setdefault("alignment_skipped", set()).update(map(tuple, skipped.tolist()))
+    done = cut.memo.setdefault("alignments", Counter())
+    done.update(pairs=stats.distinct, from_cache=stats.from_cache, computed=stats.computed)
     which = np.zeros(len(query), dtype=np.int64)
     which[have] = where.reshape(-1)
 

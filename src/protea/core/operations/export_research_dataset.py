@@ -241,9 +241,9 @@ def _make_cuts(
             if shared is None:
                 shared = load_inputs(config, inputs, threads, alignments)
             sets = {s.version: sets.get(s.version) or annotation_set.load(s, shared.onto) for s in (cut.old, cut.new)}
-            stage = _make_cut(cut, shared, sets, staging, key, report, where, queries_per_block)
+            stage, aligned = _make_cut(cut, shared, sets, staging, key, report, where, queries_per_block)
             seconds = round(time.monotonic() - start, 3)
-            timing[cut.pair] = {"seconds": seconds}
+            timing[cut.pair] = {"seconds": seconds} | ({"alignments": aligned} if aligned else {})
             report("cut.finished", rows=_rows(stage), seconds=seconds, **where)
         else:
             timing[cut.pair] = {"restored": True}
@@ -255,7 +255,8 @@ def _make_cuts(
 def _make_cut(
     cut: Cut, shared: CutInputs, sets: Mapping[Any, AnnotationSet], staging: Staging, key: Mapping[str, Any],
     report: Report, where: Mapping[str, Any], queries_per_block: int,
-) -> Stage:  # fmt: skip
+) -> tuple[Stage, dict[str, int]]:  # fmt: skip
+    """The finished stage, and how many pairs of sequences were aligned, and found in the cache."""
     with _disk(staging.stage_dir(cut.pair)):
         directory, attempt = staging.begin(cut.pair)
         prepared = prepare(cut, shared, sets[cut.old.version], sets[cut.new.version])
@@ -267,7 +268,10 @@ def _make_cut(
             lambda done, of, rows: report("cut.progress", done=done, queries=of, rows=rows, **where),
             queries_per_block,
         )
-        return staging.finish(cut.pair, key, files, result, attempt, version("protea"))
+        aligned = dict(prepared.arrays.memo.get("alignments", {}))
+        if aligned:
+            report("cut.aligned", **aligned, **where)
+        return staging.finish(cut.pair, key, files, result, attempt, version("protea")), aligned
 
 
 def _rows(stage: Stage) -> int:
