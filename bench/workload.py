@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
 from protea.core import annotations, config, evidence, ontology, proteins
 from protea.core.annotation_set import AnnotationSource
 from protea.core.embeddings import pca
@@ -67,8 +68,8 @@ class Workload:
 
     @property
     def versions(self) -> list[int]:
-        """cuts + 1 releases: all but the last cut are train cuts."""
-        return list(range(1, self.size.cuts + 2))
+        """Releases of an export: all but the last cut are train cuts. Where one cut is asked for, the first is taken."""
+        return list(range(1, max(2, self.size.cuts) + 2))
 
     def inputs(self, tables: tuple[str, ...] = ()) -> ExportInputs:
         def ref(name: str) -> InputRef:
@@ -79,10 +80,9 @@ class Workload:
         return ExportInputs(ref("ontology"), ref("proteins"), ref("vectors"), sets, frozenset(), named)
 
     def config(self, **settings: Any) -> config.ExportConfig:
-        versions = self.versions if len(self.versions) > 2 else [*self.versions, 3]  # a lone cut is taken from a pair
         given = {
             "name": "bench", "embedding_config": "vectors", "annotation_source": "goa", "ontology": "ontology",
-            "proteins": "proteins", "train_versions": versions[:-1], "test_versions": versions[-1:],
+            "proteins": "proteins", "train_versions": self.versions[:-1], "test_versions": self.versions[-1:],
         }  # fmt: skip
         return config.parse(given | settings)
 
@@ -328,10 +328,9 @@ def write_gaf(path: Path, rows: int, accessions: pa.Array, *, kept: float = 0.3,
 
         rank = np.minimum(rng.zipf(1.15, n), len(ids)) - 1
         go = pc.utf8_lpad(pa.array(ids[rank]).cast(pa.string()), 7, "0")
+        symbol = pc.binary_join_element_wise("gene", digits(5, 60_000), "")
         text = pc.binary_join_element_wise(
-            pc.binary_join_element_wise(
-                "UniProtKB", protein, pc.binary_join_element_wise("gene", digits(5, 60_000), ""), "\t"
-            ),
+            pc.binary_join_element_wise("UniProtKB", protein, symbol, "\t"),
             pick("enables", "involved_in", "located_in", "is_active_in", "NOT|enables"),
             pc.binary_join_element_wise("GO:", go, ""),
             pc.binary_join_element_wise(pick("GO_REF:", "PMID:"), digits(7, 300), ""),
