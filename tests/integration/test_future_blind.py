@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
+from test_families import EVERYTHING
 
 import reference
 from product import Product, product
@@ -160,6 +161,17 @@ def test_seeded_worlds(start: int) -> None:
         world = random_world(seed, size=10 + seed % 20)
         changed += blind(world, single_test(world, random_settings(seed, world)), seed)
     assert changed > 5  # the new sets did say other things
+
+
+@pytest.mark.parametrize("start", range(0, 24, 6))
+def test_seeded_worlds_with_every_family(start: int) -> None:
+    """The later families read the old release and inputs without a date, and no more."""
+    changed = 0
+    for seed in range(start, start + 6):
+        world = random_world(seed, size=10 + seed % 20, families=True)
+        drawn = random_settings(seed, world, families=True) | EVERYTHING
+        changed += blind(world, single_test(world, drawn), seed)
+    assert changed > 5
 
 
 @given(st.data())

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_families import EVERYTHING
 
 from killing import Bench, Child, Counter, Outcome, die, fixed_commit, full, no_database
 from product import contents
 from protea import exporting, ingest, planning
 from protea.catalog import open_catalog
+from protea.core.alignment_cache import AlignmentCache
 from protea.core.config import REQUIRES, ExportConfig
 from protea.core.operations.export_research_dataset import read_manifest, whole
 from protea.errors import ConflictError, DatabaseError, StorageError
@@ -289,6 +291,19 @@ def test_a_taken_name_leaves_nothing(bench: Bench) -> None:
     with pytest.raises(ConflictError, match="--replace"):
         bench.product.export({**bench.settings, "k": 3}, "taken", rows=bench.rows("taken"))
     bench.check("taken")
+
+
+@pytest.mark.parametrize(("kind", "number"), [("cut.progress", 1), ("cut.finished", 1), ("assembly.started", 2)])
+def test_killed_with_every_family_on(tmp_path: Path, kind: str, number: int) -> None:
+    """The same promise when every later family is on, alignments and their cache included."""
+    with fixed_commit():
+        full = Bench(tmp_path, random_world(3, size=24, families=True))
+        full.settings |= EVERYTHING
+        cache = AlignmentCache(tmp_path / "alignments")
+        outcomes = [full.run("killed", at_event(kind, number), alignments=cache), full.run("killed", alignments=cache)]
+        assert outcomes[0].killed
+        assert outcomes[1].status == 0
+        full.check("killed")
 
 
 # ------------------------------------------------------------------------------------------------ changed and unchanged
