@@ -14,7 +14,7 @@ from protea.catalog import open_catalog
 from protea.cli.load import tell
 from protea.cli.output import table, write
 from protea.exporting import Dataset, export
-from protea.ingest import load_annotations, load_embeddings, load_ontology, load_proteins
+from protea.ingest import embed, load_annotations, load_ontology, load_proteins
 from protea.settings import Settings
 
 NAME = "demo"
@@ -28,8 +28,6 @@ def run(settings: Settings, report: Callable[..., None] | None = None, directory
     `report(kind, **what)` hears of the export's events, as in `protea.export`; a context manager (a progress display) is
     entered for the export alone. Errors: those of loading and exporting.
     """
-    from protea.core.embeddings.kmer import kmer_source
-    from protea.core.proteins import read_fasta
     from protea.demo_world import RELEASES, write_world
 
     directory = directory or settings.storage / "demo"
@@ -48,8 +46,7 @@ def run(settings: Settings, report: Callable[..., None] | None = None, directory
         for version, path in files.annotations.items():
             tell(load_annotations(settings, path, source=NAME, version=version), False)
         tell(load_proteins(settings, files.proteins, name=NAME), False)
-        vectors = kmer_source(read_fasta(files.proteins)[0])
-        tell(load_embeddings(settings, vectors, name=f"kmer-{NAME}"), False)
+        tell(embed(settings, "kmer", proteins=NAME), False)
         sys.stdout.flush()  # the events are told on standard error
         with report if isinstance(report, AbstractContextManager) else nullcontext():
             dataset = export(

@@ -16,12 +16,12 @@ import contextlib
 import datetime as dt
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protea.catalog import AnnotationSet, Catalog, Input
-from protea.errors import ConfigError
+from protea.catalog import AnnotationSet, Catalog, Input, open_catalog
+from protea.errors import ConfigError, StorageError
 from protea.loading import (
     Found,
     LoadResult,
@@ -36,6 +36,7 @@ from protea.loading import (
     valid_name,
 )
 from protea.settings import Settings
+from protea.storage import ObjectStore
 
 if TYPE_CHECKING:
     from protea.core.annotations import GafReport
@@ -99,9 +100,13 @@ def load_embeddings(
     name: str | None = None,
     ids: str | Path | None = None,
     pool: str | None = None,
+    recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> LoadResult:
-    """Load vectors (HDF5, NPZ, NPY with `ids`, Parquet, or a computed Source, which needs a name)."""
+    """Load vectors (HDF5, NPZ, NPY with `ids`, Parquet, or a computed Source, which needs a name).
+
+    `recipe` says how they were made, for the catalogue; without it, that is the file and how it was read.
+    """
 
     def read(tmp: Path, _: Any) -> Found:
         from protea.core.embeddings.store import build_store
@@ -109,12 +114,53 @@ def load_embeddings(
         report = build_store(source, tmp, ids=ids, pool=pool, progress=progress)
         assert report.identity is not None
         columns = {"dim": report.dim, "dtype": report.dtype, "vectors": report.vectors}
-        return Found(report.identity, report.to_json(), columns=columns)
+        made = dict(recipe) if recipe is not None else {"backend": "file", "file": Path(str(path)).name, "pool": pool}
+        return Found(report.identity, report.to_json() | {"recipe": made}, columns=columns)
 
     path = source if isinstance(source, str | Path) else None
     if path is None and name is None:
         raise ConfigError("computed embeddings need a name", hint="give --name")
     return load_file(settings, "embeddings", path, name, read)
+
+
+def embed(
+    settings: Settings,
+    backend: str,
+    *,
+    proteins: str | None = None,
+    name: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadResult:
+    """Compute vectors from the sequences of a loaded protein set, and register them like loaded ones.
+
+    `backend`: `kmer` or `unirep` (see `core.embeddings`). The name is BACKEND-PROTEINS unless given. `progress(done, of)`
+    counts bytes of vectors.
+    """
+    import pyarrow.parquet as pq
+
+    from protea.core.embeddings import Source, kmer, unirep
+
+    backends: dict[str, tuple[Callable[..., Source], Callable[[], dict[str, Any]]]] = {
+        "kmer": (kmer.kmer_source, kmer.recipe),
+        "unirep": (unirep.unirep_source, unirep.recipe),
+    }
+    if backend not in backends:
+        raise ConfigError(f"there is no backend {backend!r}", hint=f"there are {' and '.join(backends)}")
+    with open_catalog(settings) as catalog:
+        row = catalog.find("proteins", proteins)
+        path = ObjectStore(settings.storage).path("proteins", row.object_digest) / "proteins.parquet"
+        if not path.is_file():
+            raise StorageError(f"the sequences of {row.name!r} are gone from {path}", hint="load them again")
+        compute, recipe = backends[backend]
+        source = compute(pq.read_table(path, columns=["accession", "sequence"]))
+        total = len(source.ids) * source.dim * source.dtype.itemsize
+        return load_embeddings(
+            settings,
+            source,
+            name=name or f"{backend}-{row.name}",
+            recipe=recipe() | {"proteins": row.identity},
+            progress=(lambda done: progress(done, total)) if progress else None,
+        )
 
 
 def load_term_vectors(

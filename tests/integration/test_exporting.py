@@ -104,3 +104,17 @@ def test_a_switch_without_its_input_is_refused(loaded: tuple[Settings, World]) -
     with pytest.raises(NotFoundError, match="taxonomy"):
         exporting.export(settings=settings, **world.names(), compute_taxonomy=True, taxonomy="none")
     assert not settings.resume_dir.exists()
+
+
+def test_embedding_the_loaded_sequences(loaded: tuple[Settings, World]) -> None:
+    settings, world = loaded
+    heard: list[tuple[int, int]] = []
+    row = ingest.embed(settings, "kmer", progress=lambda done, of: heard.append((done, of))).row
+    assert (row.name, row.dim, row.vectors) == ("kmer-proteins", 512, len(world.proteins))
+    assert row.stats["recipe"]["backend"] == "kmer"
+    assert heard[-1][0] == heard[-1][1]
+    assert ingest.embed(settings, "kmer").already_loaded
+    with pytest.raises(ConfigError, match="no backend 'esm'"):
+        ingest.embed(settings, "esm")
+    with open_catalog(settings) as catalog:
+        assert catalog.find("embeddings", "vectors").stats["recipe"]["file"] == "vectors.npz"

@@ -1,7 +1,7 @@
 """`protea embed`: vectors computed from a loaded protein set, registered like loaded ones."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -27,36 +27,7 @@ def embed(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Compute embeddings from the sequences of a loaded protein set."""
-    from protea.catalog import open_catalog
-    from protea.ingest import load_embeddings
+    from protea.ingest import embed as compute
 
-    settings = read_settings()
-    with open_catalog(settings) as catalog:
-        found = catalog.find("proteins", proteins)
-        source = _source(backend, _sequences(settings, found))
-        total = len(source.ids) * source.dim * source.dtype.itemsize
-        with reading(f"embed {found.name}", total) as progress:
-            result = load_embeddings(settings, source, name=name or f"{backend}-{found.name}", progress=progress)
-    tell(result, json)
-
-
-def _sequences(settings: Any, row: Any) -> Any:
-    import pyarrow.parquet as pq
-
-    from protea.errors import StorageError
-    from protea.storage import ObjectStore
-
-    path = ObjectStore(settings.storage).path("proteins", row.object_digest) / "proteins.parquet"
-    if not path.is_file():
-        raise StorageError(f"the sequences of {row.name!r} are gone from {path}", hint="load them again")
-    return pq.read_table(path, columns=["accession", "sequence"])
-
-
-def _source(backend: Backend, table: Any) -> Any:
-    if backend is Backend.kmer:
-        from protea.core.embeddings.kmer import kmer_source
-
-        return kmer_source(table)
-    from protea.core.embeddings.unirep import unirep_source
-
-    return unirep_source(table)
+    with reading(f"embed {proteins or 'proteins'}") as progress:
+        tell(compute(read_settings(), backend, proteins=proteins, name=name, progress=progress), json)

@@ -37,24 +37,25 @@ def left(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def reading(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives a function that is told how many of about `total` bytes are done."""
+def reading(what: str, total: int = 0) -> Iterator[Callable[..., None]]:
+    """Gives a function that is told how many of about `total` bytes are done (and, if it knows better, of how many)."""
     if bars():
         with _drawing("download") as progress:
             task = progress.add_task(_short(what), total=total or None)
-            yield lambda done: progress.update(task, completed=done, total=max(total, done) or None)
+            yield lambda done, of=0: progress.update(task, completed=done, total=max(of or total, done) or None)
         return
     start = shown = time.monotonic()
 
-    def tell(done: int) -> None:
-        nonlocal shown
+    def tell(done: int, of: int = 0) -> None:
+        nonlocal shown, total
+        total = of or total
         now = time.monotonic()
         if now - shown >= EVERY:
             shown = now
             rate = done / (now - start)
-            of = f" of {size(total)} ({done / total:.0%})" if total > done else ""
+            share = f" of {size(total)} ({done / total:.0%})" if total > done else ""
             rest = f", {left((total - done) / rate)} left" if total > done and rate else ""
-            say(f"{what}: {size(done)}{of}, {size(round(rate))}/s{rest}")
+            say(f"{what}: {size(done)}{share}, {size(round(rate))}/s{rest}")
 
     yield tell
 
