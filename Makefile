@@ -8,6 +8,7 @@ TESTS ?= tests
 VENV := .venv
 PY := $(VENV)/bin/python
 LOCK := locks/test.txt
+CODE := $(wildcard src tests bench)
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input --root-user-action=ignore --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
@@ -27,8 +28,8 @@ test: lint
 	@$(PY) -m pytest -q $(TESTS) -n $(WORKERS) --maxprocesses 8 --cov=protea --cov-report=term:skip-covered --cov-report=xml
 
 lint: $(VENV)/test.stamp
-	@$(PY) -m ruff check --quiet .
-	@$(PY) -m ruff format --check --quiet . || { echo 'make lint: run "ruff format ."' >&2; exit 1; }
+	@$(PY) -m ruff check --quiet $(CODE)
+	@$(PY) -m ruff format --check --quiet $(CODE) || { echo 'make lint: run "ruff format $(CODE)"' >&2; exit 1; }
 	@$(PY) -m mypy --no-error-summary
 
 lock:
