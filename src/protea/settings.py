@@ -39,6 +39,21 @@ class Settings(BaseSettings):
     alignment_cache_bytes: int = 2 << 30
     """PROTEA_ALIGNMENT_CACHE_BYTES: how large the cache of alignments under `<home>/storage/alignments/` may grow."""
 
+    export_minijobs: bool = False
+    """PROTEA_EXPORT_MINIJOBS: 1, and a worker cuts the exports that it coordinates into minijobs for all workers; unset
+    or 0, it runs them in place, cut after cut. The bytes are the same."""
+
+    export_queries_per_block: int = 2000
+    """PROTEA_EXPORT_QUERIES_PER_BLOCK: queries of one minijob. It changes no byte."""
+
+    lease_seconds: float = 30
+    """PROTEA_LEASE_SECONDS: a worker that was not heard of for so long is taken for dead; others do its minijobs. The same
+    for all workers of a database."""
+
+    retry_seconds: float = 5
+    """PROTEA_RETRY_SECONDS: how long a minijob that failed waits before its second attempt; five times that before the
+    third."""
+
     debug: bool = False
     """PROTEA_DEBUG: tracebacks instead of one-line errors."""
 
@@ -46,6 +61,12 @@ class Settings(BaseSettings):
     def storage(self) -> Path:
         """`<home>/storage`, absolute."""
         return ((self.home or _default_home()) / "storage").expanduser().absolute()
+
+    def environment(self) -> dict[str, str]:
+        """These settings as variables, for a process of ours."""
+        words = {True: "1", False: "0"}
+        values = self.model_dump(exclude_none=True).items()
+        return {f"PROTEA_{k.upper()}": words[v] if isinstance(v, bool) else str(v) for k, v in values}
 
     @property
     def resume_dir(self) -> Path:

@@ -6,7 +6,7 @@ the models and, only when the tables are not current, Alembic.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,9 +25,11 @@ from protea.catalog.models import (
     Input,
     Job,
     JobEvent,
+    Minijob,
     OntologySnapshot,
     ProteinSet,
     Taxonomy,
+    Worker,
 )
 from protea.errors import ConfigError, ConflictError, DatabaseError, NotFoundError
 from protea.settings import Settings
@@ -43,14 +45,16 @@ __all__ = [
     "Job",
     "JobEvent",
     "Jobs",
+    "Minijob",
     "OntologySnapshot",
     "ProteinSet",
     "Taxonomy",
+    "Worker",
     "open_catalog",
     "upgrade",
 ]
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """The migrations, oldest first: known here so that opening a current catalogue need not import Alembic."""
 
 
@@ -64,7 +68,8 @@ def open_catalog(settings: Settings) -> "Catalog":
 
 def upgrade(settings: Settings) -> str:
     """Migrate the catalogue to this version's tables (`protea db upgrade`); gives the revision."""
-    with Catalog(settings, migrate=True):
+    with Catalog(settings, migrate=True) as catalog:
+        catalog.install_queue()
         return REVISIONS[-1]
 
 
@@ -194,9 +199,15 @@ class Catalog:
                 return row
         raise _not_found("dataset", name, [r.name for r in rows], "make one with `protea export run FILE`")
 
-    def add_dataset(self, dataset: Dataset, *, replace: bool = False) -> None:
-        """Insert a dataset's row; with `replace`, instead of one of that name. ConflictError when the name is taken."""
+    def add_dataset(
+        self, dataset: Dataset, *, replace: bool = False, guard: Callable[[Session], None] = lambda session: None
+    ) -> None:
+        """Insert a dataset's row; with `replace`, instead of one of that name. ConflictError when the name is taken.
+
+        `guard` is called first, in the same transaction; what it raises undoes it.
+        """
         with self.session() as session:
+            guard(session)
             old = session.scalar(select(Dataset).where(Dataset.name == dataset.name).with_for_update())
             if old is not None and replace:
                 session.delete(old)
@@ -210,6 +221,20 @@ class Catalog:
                 ) from e
 
     # -- opening
+
+    def install_queue(self) -> None:
+        """Bring Procrastinate's tables to the version of the installed package; nothing to do when they are."""
+        from protea.catalog import queue
+
+        try:
+            with self.engine.begin() as connection:
+                queue.install(connection)
+        except DBAPIError as e:
+            raise _database_error(e, self.url) from e
+
+    @property
+    def embedded(self) -> bool:
+        return self._server is not None
 
     def _check_revision(self, migrate: bool) -> None:
         try:

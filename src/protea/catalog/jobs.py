@@ -31,13 +31,14 @@ class Jobs:
     def __init__(self, session: Callable[[], AbstractContextManager[Session]]) -> None:
         self._session = session
 
-    def create(self, operation: str, config: dict[str, Any]) -> Job:
+    def create(self, operation: str, config: dict[str, Any], options: dict[str, Any] | None = None) -> Job:
         """A new job, queued."""
         job = Job(
             id=uuid.uuid4(),
             operation=operation,
             state="queued",
             config=config,
+            options=options or {},
             progress={},
             attempt=0,
             fencing_token=0,
@@ -95,16 +96,27 @@ class Jobs:
     def append(self, job_id: uuid.UUID, kind: str, payload: dict[str, Any] | None = None) -> int:
         """Add an event to the job's log; gives its number, counted from 1 in each job."""
         with self._session() as session:
-            _get(session, job_id, lock=True)
-            last = session.scalar(select(func.max(JobEvent.seq)).where(JobEvent.job_id == job_id)) or 0
-            session.add(JobEvent(job_id=job_id, seq=last + 1, kind=kind, payload=payload or {}))
-            return last + 1
+            lock(session, job_id)
+            return append(session, job_id, kind, payload)
 
     def events(self, job_id: uuid.UUID, *, after: int = 0) -> list[JobEvent]:
         """The events numbered above `after`, in order."""
         query = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.seq > after).order_by(JobEvent.seq)
         with self._session() as session:
             return [*session.scalars(query)]
+
+
+def append(session: Session, job_id: uuid.UUID, kind: str, payload: dict[str, Any] | None = None) -> int:
+    """As `Jobs.append`, in a transaction of the caller that has locked the job."""
+    last = session.scalar(select(func.max(JobEvent.seq)).where(JobEvent.job_id == job_id)) or 0
+    session.add(JobEvent(job_id=job_id, seq=last + 1, kind=kind, payload=payload or {}))
+    session.flush()
+    return last + 1
+
+
+def lock(session: Session, job_id: uuid.UUID) -> Job:
+    """The job, locked until the end of the transaction. NotFoundError."""
+    return _get(session, job_id, lock=True)
 
 
 def _get(session: Session, job_id: uuid.UUID, *, lock: bool = False) -> Job:

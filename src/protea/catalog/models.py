@@ -13,6 +13,7 @@ from sqlalchemy import (
     Boolean,
     Date,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Integer,
@@ -162,6 +163,8 @@ class Job(Base):
     operation: Mapped[str]
     state: Mapped[str] = mapped_column(index=True)
     config: Mapped[dict[str, Any]]
+    options: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    """What the run was asked beside the settings: `replace`, `minijobs`."""
     progress: Mapped[dict[str, Any]]
     attempt: Mapped[int] = mapped_column(Integer)
     """How many times it was started."""
@@ -175,6 +178,74 @@ class Job(Base):
     created_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[dt.datetime | None]
     finished_at: Mapped[dt.datetime | None]
+
+
+class Minijob(Base):
+    """A delivery of a queued job: its coordinator, a block of a cut's neighbours or features, the assembly.
+
+    `protea.jobs.rows` holds the transitions. A job without any was run in place by a command.
+    """
+
+    __tablename__ = "minijob"
+    __table_args__ = (UniqueConstraint("job_id", "stage", "cut", "block"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    job_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("job.id", ondelete="CASCADE", name="fk_minijob_job_id"))
+    stage: Mapped[str]
+    """coordinator, knn, features or write."""
+    cut: Mapped[str]
+    """The pair of the cut; empty for the coordinator and the assembly."""
+    block: Mapped[int] = mapped_column(Integer)
+    """The block of the cut's queries, from 0."""
+    state: Mapped[str] = mapped_column(index=True)
+    """waiting (for other minijobs), queued, running, done, failed or cancelled."""
+    attempt: Mapped[int] = mapped_column(Integer)
+    """How many times it was started."""
+    failures: Mapped[int] = mapped_column(Integer)
+    """How many of them ended by its own fault."""
+    losses: Mapped[int] = mapped_column(Integer)
+    """How many of them ended because a worker or a child was killed."""
+    owner: Mapped[str | None]
+    """`host:pid` of the worker that has, or had, it."""
+    worker_id: Mapped[int | None]
+    child: Mapped[str | None]
+    """`pid:start time` of the process that works on it."""
+    fencing_token: Mapped[int]
+    """Grows with every start and take-over; whoever holds an older one may not commit any more."""
+    heartbeat_at: Mapped[dt.datetime | None]
+    spec: Mapped[dict[str, Any]]
+    """The core's description of it (`MiniJob.to_json()`), and `order`, its place in the export."""
+    delivery: Mapped[int | None]
+    """The job of Procrastinate that brings it to a worker."""
+    progress: Mapped[dict[str, Any]]
+    artefact: Mapped[str | None]
+    """The key of what it made, below the staging directory."""
+    rows: Mapped[int | None]
+    error_code: Mapped[str | None]
+    error: Mapped[str | None]
+    """The first error since it was queued by hand."""
+    created_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[dt.datetime | None]
+    finished_at: Mapped[dt.datetime | None]
+
+
+class Worker(Base):
+    """A running worker process; a worker that stops removes its row, that of a dead one is removed by another."""
+
+    __tablename__ = "worker"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    host: Mapped[str]
+    pid: Mapped[int]
+    born: Mapped[float] = mapped_column(Double)
+    """When the process started, as its operating system says: a pid alone may be another process by now."""
+    queues: Mapped[str]
+    """Separated by commas."""
+    processes: Mapped[int] = mapped_column(Integer)
+    doing: Mapped[dict[str, Any]]
+    """Minijob -> what it is, since when."""
+    started_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
+    heartbeat_at: Mapped[dt.datetime] = mapped_column(server_default=func.now())
 
 
 class JobEvent(Base):
