@@ -97,6 +97,9 @@ class Rows:
             n_train_rows=manifest["n_train_rows"],
             n_eval_rows=manifest["n_eval_rows"],
         )
+        self.add(row)
+
+    def add(self, row: DatasetRow) -> None:
         self.catalog.add_dataset(row, replace=True)
 
 

@@ -232,9 +232,19 @@ class Catalog:
         except DBAPIError as e:
             raise _database_error(e, self.url) from e
 
-    @property
-    def embedded(self) -> bool:
-        return self._server is not None
+    def prepare_queue(self) -> None:
+        """Before jobs are queued or worked off: DatabaseError when Procrastinate's tables on a server are old."""
+        if self._server is not None:
+            self.install_queue()
+            return
+        from protea.catalog import queue
+
+        with self.session() as session:
+            found = queue.installed(session.connection())
+        if found is None or found < queue.newest():
+            raise DatabaseError(
+                f"the queue's tables in {self.place} are of another version", hint="run `protea db upgrade`"
+            )
 
     def _check_revision(self, migrate: bool) -> None:
         try:

@@ -236,6 +236,8 @@ class Worker(Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
     host: Mapped[str]
+    machine: Mapped[str]
+    """Where its pid means something: the boot and the pid namespace."""
     pid: Mapped[int]
     born: Mapped[float] = mapped_column(Double)
     """When the process started, as its operating system says: a pid alone may be another process by now."""

@@ -81,7 +81,7 @@ def _option(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
+def with_settings(function: Callable[..., None]) -> Callable[..., None]:
     """`function`, whose `**values` typer sees as an option for every setting."""
     own = inspect.signature(function).parameters.values()
     named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -89,7 +89,7 @@ def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
+def given(values: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, lists apart at the commas."""
     out = {}
     for name, value in values.items():
@@ -109,13 +109,13 @@ def _group() -> None:
 
 
 @app.command()
-@_with_settings
+@with_settings
 def plan(file: File = None, json: Json = False, **values: Any) -> None:
     """Say what an export would do: cuts, members, donors, expected rows, disk, memory. Nothing is written."""
     from protea.planning import plan as make
 
     with Exporting() as progress:
-        found = make(file, settings=read_settings(), report=progress, **_given(values)).to_json()
+        found = make(file, settings=read_settings(), report=progress, **given(values)).to_json()
     if json:
         write_json(found)
         return
@@ -136,11 +136,15 @@ def plan(file: File = None, json: Json = False, **values: Any) -> None:
 
 
 @app.command()
-@_with_settings
+@with_settings
 def run(
     file: File = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a dataset of that name.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait while the same export runs elsewhere.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, show_default=False, help="Cut it into minijobs for so many workers."),
+    ] = None,
     json: Json = False,
     **values: Any,
 ) -> None:
@@ -148,8 +152,16 @@ def run(
     from protea.exporting import export
 
     settings = read_settings()
-    with Exporting() as progress:
-        made = export(file, settings=settings, report=progress, replace=replace, wait=wait, **_given(values))
+    if workers is None:
+        with Exporting() as progress:
+            made = export(file, settings=settings, report=progress, replace=replace, wait=wait, **given(values))
+    else:
+        from protea.cli.board import Board
+        from protea.jobs.local import export as distribute
+
+        with Board() as board:
+            made = distribute(file, settings=settings, workers=workers, report=board.tell, board=board.show,
+                              replace=replace, **given(values))  # fmt: skip
     if json:
         wanted = ("fingerprint", "n_train_rows", "n_eval_rows", "counts", "files", "warnings")
         write_json({"name": made.name, "path": str(made.path), **{key: made.manifest.get(key) for key in wanted}})
@@ -160,7 +172,7 @@ def run(
 
 
 @app.command()
-@_with_settings
+@with_settings
 def explain(
     target: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A TOML file, a dataset or an export begun.")],
     json: Json = False,
@@ -169,7 +181,7 @@ def explain(
     """Say which cuts a run would reuse and, for each of the others, what changed."""
     from protea.planning import explain as find
 
-    found = find(target, settings=read_settings(), overrides=_given(values)).to_json()
+    found = find(target, settings=read_settings(), overrides=given(values)).to_json()
     if json:
         write_json(found)
         return

@@ -25,6 +25,8 @@ COMMANDS = {
     "inspect": ("inspect", "Say what a file holds and what is wrong with it, loading nothing."),
     "list": ("listing", "List what is loaded, and the datasets."),
     "export": ("export", "Plan, run and explain exports."),
+    "job": ("job", "Queue exports for workers, look at them, end them, try them again."),
+    "worker": ("worker", "Work off queued jobs; `worker status` says who does."),
     "dataset": ("dataset", "Look at published datasets."),
     "features": ("features", "Say what every column is, and what it needs."),
     "demo": ("demo", "Run the whole job on a small generated proteome."),

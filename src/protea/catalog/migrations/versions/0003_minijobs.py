@@ -54,6 +54,7 @@ def upgrade() -> None:
         "worker",
         sa.Column("id", sa.BigInteger(), sa.Identity(), nullable=False),
         sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("machine", sa.Text(), nullable=False),
         sa.Column("pid", sa.BigInteger(), nullable=False),
         sa.Column("born", sa.Double(), nullable=False),
         sa.Column("queues", sa.Text(), nullable=False),
