@@ -57,6 +57,12 @@ class BusyError(UserError):
     code = "busy"
 
 
+class CancelledError(ProteaError):
+    """Work was stopped because somebody asked for it; what was finished is kept."""
+
+    code = "cancelled"
+
+
 class DatabaseError(ProteaError):
     """The catalogue's database cannot be started, reached or migrated."""
 

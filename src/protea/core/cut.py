@@ -4,10 +4,10 @@
 runner, the plan and later the minijobs call these same functions. Calls the ground truth, donors, KNN, votes, features.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from . import evidence, features
 from .annotation_set import AnnotationSet, AnnotationSource, load
-from .arrays import I32, I64, contains, csr_pointers, per_query, pieces
+from .arrays import I32, I64, contains, csr_pointers, nothing, per_query, pieces
 from .config import ExportConfig
 from .donors import donors, information_accretion, offered, term_frequency, usable_pairs
 from .embeddings.store import VectorStore
@@ -66,6 +66,7 @@ class CutInputs:
     side: SideTables = field(default_factory=SideTables)
     threads: int = 0
     alignments: "AlignmentCache | None" = None
+    checkpoint: Callable[[], None] = nothing
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,22 @@ class Prepared:
         return self.arrays.vector_row[self.truth.protein] >= 0
 
 
-def prepare(
-    cut: Cut, inputs: CutInputs, old: AnnotationSet | None = None, new: AnnotationSet | None = None
-) -> Prepared:
-    """Read and resolve the two sets (unless given), and find members, donors and queries."""
+@dataclass(frozen=True)
+class _Universe:
+    """The proteins of a cut; the two sets with codes of theirs, their rows of the vector store, and the members."""
+
+    accessions: pa.Array
+    old: AnnotationSet
+    vector_row: I32
+    truth: GroundTruth
+
+    def queries(self) -> I32:
+        asked = np.unique(self.truth.protein)
+        return asked[self.vector_row[asked] >= 0]
+
+
+def _universe(inputs: CutInputs, old: AnnotationSet, new: AnnotationSet) -> _Universe:
     config, onto, store = inputs.config, inputs.onto, inputs.store
-    old = old or load(cut.old, onto)
-    new = new or load(cut.new, onto)
     accessions = pc.unique(pa.chunked_array([old.accessions, new.accessions, store.ids.cast(pa.string())]))
     accessions = accessions.take(pc.sort_indices(accessions))
     occurs_old = np.zeros(len(accessions), dtype=bool)
@@ -112,7 +122,6 @@ def prepare(
     coded_old, coded_new = (replace(s, protein=_codes(s.accessions, accessions)[s.protein]) for s in (old, new))
     vector_row = np.full(len(accessions), -1, dtype=np.int32)
     vector_row[_codes(store.ids, accessions)] = np.arange(len(store), dtype=np.int32)
-
     truth = ground_truth(
         coded_old,
         coded_new,
@@ -122,6 +131,24 @@ def prepare(
         direct=config.label_mode == "direct",
         exclude_binding_only=config.exclude_binding_only,
     )
+    return _Universe(accessions, coded_old, vector_row, truth)
+
+
+def count_queries(inputs: CutInputs, old: AnnotationSet, new: AnnotationSet) -> int:
+    """How many queries the cut of two sets has: what `prepare` would find, without the rest of its work."""
+    return len(_universe(inputs, old, new).queries())
+
+
+def prepare(
+    cut: Cut, inputs: CutInputs, old: AnnotationSet | None = None, new: AnnotationSet | None = None
+) -> Prepared:
+    """Read and resolve the two sets (unless given), and find members, donors and queries."""
+    config, onto, store = inputs.config, inputs.onto, inputs.store
+    old = old or load(cut.old, onto)
+    new = new or load(cut.new, onto)
+    universe = _universe(inputs, old, new)
+    accessions, coded_old = universe.accessions, universe.old
+    vector_row, truth = universe.vector_row, universe.truth
     giving = donors(coded_old, onto, config.donor_codes, vector_row >= 0)
     length, sequence, sequences, taxon = _sequences(inputs.proteins, accessions)
     from_old = np.full(len(accessions), -1, dtype=np.int32)
@@ -160,6 +187,7 @@ def prepare(
         },
         inputs.threads,
         inputs.alignments,
+        inputs.checkpoint,
     )
     who = np.flatnonzero(giving.aspects).astype(np.int32)  # ascending, and so are their rows of the store
     group = None
@@ -175,15 +203,15 @@ def prepare(
         threshold=config.distance_threshold,
         group=group,
         threads=inputs.threads,
+        checkpoint=inputs.checkpoint,
     )
-    asked = np.unique(truth.protein)
     return Prepared(
         cut,
         arrays,
         truth,
         accessions,
         search,
-        asked[vector_row[asked] >= 0],
+        universe.queries(),
         np.sort(truth.novel),
         old.dropped,
         new.dropped,
@@ -259,6 +287,7 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
     room = np.where(found, sizes[local] if len(sizes) else 0, 0).sum(axis=2)[member_query, truth.aspect[member]]
     room += np.diff(extra[0])[member_query]
     for a, b in pieces(np.cumsum(room), ROOM_PER_TALLY):
+        arrays.checkpoint()
         c = tally(
             member_query, truth.aspect[member], a, b, near, local, offer, onto.aspect, closed, extra, config.keep_known
         )
@@ -285,97 +314,3 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
 def _in_order(columns: dict[str, pa.Array]) -> pa.RecordBatch:
     """The columns that have a value, in published order; the writer adds the null ones."""
     return pa.record_batch({name: columns[name] for name in NAMES if name in columns})
-
-
-def truth_tables(p: Prepared, reached: I64) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Coded rows of `truth.parquet` and `known.parquet` for the cut; `reached`: ascending keys of the positive rows."""
-    t, n = p.truth, len(p.arrays.onto.ids)
-    key, member = t.novel, t.novel_member
-    order = np.lexsort((key % n, t.aspect[member], t.protein[member], t.category[member]))
-    key, member = key[order], member[order]
-    zero = np.zeros(len(key), dtype=np.int32)
-    truth = pa.record_batch(
-        {
-            "snapshot_pair": zero,
-            "protein_accession": t.protein[member],
-            "aspect": t.aspect[member].astype(np.int32),
-            "category": t.category[member].astype(np.int32),
-            "go_term_id": (key % n).astype(np.int32),
-            "reached": contains(reached, key),
-        }
-    )
-    key = t.known[contains(np.unique(t.protein).astype(np.int64), t.known // n)]
-    aspect = p.arrays.onto.aspect[key % n]
-    key = key[np.lexsort((key % n, aspect, key // n))]
-    known = pa.record_batch(
-        {
-            "snapshot_pair": np.zeros(len(key), dtype=np.int32),
-            "protein_accession": (key // n).astype(np.int32),
-            "aspect": p.arrays.onto.aspect[key % n].astype(np.int32),
-            "go_term_id": (key % n).astype(np.int32),
-        }
-    )
-    return truth, known
-
-
-class Counter:
-    """The counts of contract section 8 for one cut, gathered as its rows go by."""
-
-    def __init__(self, p: Prepared) -> None:
-        self.p = p
-        self.rows = np.zeros(len(p.truth.protein), dtype=np.int64)
-        self.positives = np.zeros(len(p.truth.protein), dtype=np.int64)
-        self.reached: list[I64] = []
-
-    def add(self, r: Rows) -> None:
-        n = len(self.rows)
-        self.rows += np.bincount(r.member, minlength=n)
-        self.positives += np.bincount(r.member[r.label], minlength=n)
-        self.reached.append(r.key[r.label])
-
-    def reached_keys(self) -> I64:
-        return np.unique(np.concatenate(self.reached)) if self.reached else np.zeros(0, dtype=np.int64)
-
-    def counts(self) -> dict[str, dict[str, dict[str, int]]]:
-        """category -> aspect -> count -> number."""
-        p, t = self.p, self.p.truth
-        novel = np.bincount(t.novel_member, minlength=len(t.protein))
-        reached = np.bincount(t.novel_member[contains(self.reached_keys(), t.novel)], minlength=len(t.protein))
-        out: dict[str, dict[str, dict[str, int]]] = {}
-        for c, category in enumerate(CATEGORIES):
-            for a, aspect in enumerate(ASPECT_NAMES):
-                m = (t.category == c) & (t.aspect == a)
-                q = m & p.queried
-                out.setdefault(category, {})[aspect] = {
-                    "members": int(m.sum()),
-                    "queried": int(q.sum()),
-                    "absent_from_old": int((m & t.absent).sum()),
-                    "novel_terms": int(novel[m].sum()),
-                    "reached": int(reached[m].sum()),
-                    "rows": int(self.rows[m].sum()),
-                    "positives": int(self.positives[m].sum()),
-                    "proteins": int((self.rows[m] > 0).sum()),
-                    "without_candidate": int((self.rows[q] == 0).sum()),
-                }
-        return out
-
-    def dropped(self) -> dict[str, int]:
-        """Members and proteins that could not be queried, and members that only gained binding."""
-        t, missing = self.p.truth, ~self.p.queried
-        out = {
-            "no_embedding_members": int(missing.sum()),
-            "no_embedding_proteins": len(np.unique(t.protein[missing])),
-            "binding_only": t.binding_only,
-        }
-        if self.p.arrays.config.compute_alignments:
-            out["alignments_above_max_cells"] = len(self.p.arrays.memo.get("alignment_skipped", ()))
-        return out
-
-
-def describe(p: Prepared) -> dict[str, Any]:
-    """What the marker of a cut records of its two releases: dropped rows and rows per evidence group."""
-    return {
-        "dropped_sets": {str(p.cut.old.version): p.dropped_old, str(p.cut.new.version): p.dropped_new},
-        "evidence_groups": {str(p.cut.old.version): p.groups_old, str(p.cut.new.version): p.groups_new},
-        "dropped_tables": {name: dict(reasons) for name, reasons in p.arrays.side.dropped.items()},
-    }

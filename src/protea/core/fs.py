@@ -9,8 +9,11 @@ import fcntl
 import hashlib
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from ..errors import StorageError
 
 
 def fsync_file(path: Path) -> None:
@@ -76,6 +79,56 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _flock(directory: Path) -> int:
+    """The directory, opened and locked; BlockingIOError when another process holds it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def own_dir(parent: Path, start: str, end: str = "") -> tuple[Path, int]:
+    """A new directory `<start><12 hex digits><end>` in `parent`, and the descriptor that locks it until it is closed."""
+    while True:
+        directory = parent / f"{start}{uuid.uuid4().hex[:12]}{end}"
+        directory.mkdir()
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # swept before it was locked: another one then
+            fd = _flock(directory)
+            if directory.exists():
+                return directory, fd
+            os.close(fd)
+
+
+def remove_abandoned(directory: Path) -> None:
+    """Remove a directory of `own_dir` if the process that made it is gone."""
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fd = _flock(directory)
+        try:
+            remove_tree(directory)
+        finally:
+            os.close(fd)
+
+
+class one_line_errors:
+    """Turns a failing file system into one line: what happened, and where."""
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # a pipe that nobody reads is no disk
+            raise StorageError(
+                f"{error.filename or self.where}: {error.strerror or error}",
+                hint="what was finished is kept; run it again to go on",
+            ) from error
 
 
 def sha256_file(path: Path) -> str:

@@ -6,7 +6,7 @@ row group at a time. Called by the cut runner and the export operation; calls py
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from ..errors import StorageError
 from . import fs
+from .arrays import nothing
 from .schema import ROW_GROUP
 
 PARQUET = {
@@ -63,6 +64,8 @@ class _SplitWriter:
         """Append rows to the current part."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         if table.num_rows:
+            if self._held and self._held[0].schema != table.schema:  # coded rows among rows that were read
+                self._held, table = [self._whole(t) for t in self._held], self._whole(table)
             self._held.append(table)
             self._n_held += table.num_rows
         while self._n_held >= ROW_GROUP:
@@ -81,10 +84,14 @@ class _SplitWriter:
 
     def write_group(self, table: pa.Table, digest: str | None = None) -> None:
         """Write one row group as it is; `digest` if its logical digest is known already."""
-        group = pa.table([self._column(table, f) for f in self.schema], schema=self.schema)
+        group = self._whole(table)
         self._writer.write_table(group, row_group_size=max(1, len(group)))
         self.rows += len(group)
         self.digests.append(digest or logical_digest(group))
+
+    def _whole(self, table: pa.Table) -> pa.Table:
+        """All columns of the file, with the words of its dictionaries."""
+        return pa.table([self._column(table, f) for f in self.schema], schema=self.schema)
 
     def _column(self, table: pa.Table, field: pa.Field) -> pa.Array:
         if field.name not in table.column_names:
@@ -199,7 +206,12 @@ def split_digest(digests: Iterable[str]) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def _stream_assemble(path: Path, schema: pa.Schema, shards: Iterable[tuple[Path, tuple[str, ...]]]) -> FileInfo:
+def _stream_assemble(
+    path: Path,
+    schema: pa.Schema,
+    shards: Iterable[tuple[Path, tuple[str, ...]]],
+    checkpoint: Callable[[], None] = nothing,
+) -> FileInfo:
     """Join shards (with the digests of their row groups) into `path`, one row group in memory at a time.
 
     Shards already have the contract's row groups, so joining moves row groups; nothing is sliced or sorted again.
@@ -209,6 +221,7 @@ def _stream_assemble(path: Path, schema: pa.Schema, shards: Iterable[tuple[Path,
         for shard, digests in shards:
             with pq.ParquetFile(shard) as f:
                 for i in range(f.num_row_groups):
+                    checkpoint()
                     out.write_group(f.read_row_group(i), digests[i])
         return out.close()
     except BaseException:

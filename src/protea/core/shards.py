@@ -1,6 +1,6 @@
 """The shards of one cut: its rows per category, its truth and known tables, and its counts.
 
-Called by the export operation (and later by the minijobs); calls the cut and the writer.
+Called by the cut runner; calls the cut, its blocks and the writer.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .cut import QUERIES_PER_BLOCK, Counter, Prepared, describe, neighbours, rows, truth_tables
+from .blocks import FEATURES, Blocks, split
+from .counts import Counter, describe, truth_tables
+from .cut import QUERIES_PER_BLOCK, Prepared, neighbours, rows
 from .parquet_export import FileInfo, _SplitWriter
 from .schema import CATEGORIES, KNOWN, ROWS, TRUTH
 
@@ -20,11 +22,16 @@ Progress = Callable[[int, int, int], None]
 
 
 def write_shards(
-    p: Prepared, directory: Path, progress: Progress | None = None, queries_per_block: int = QUERIES_PER_BLOCK
+    p: Prepared,
+    directory: Path,
+    progress: Progress | None = None,
+    queries_per_block: int = QUERIES_PER_BLOCK,
+    blocks: Blocks | None = None,
 ) -> tuple[dict[str, FileInfo], dict[str, Any]]:
-    """Compute the rows of a cut and write `nk`, `lk`, `pk`, `truth` and `known` into `directory`.
+    """Write the rows of a cut as `nk`, `lk`, `pk`, and its `truth` and `known`, into `directory`.
 
-    Returns the files by name, and the counts that the manifest needs. The block size changes no byte.
+    Blocks that are finished are read, the others computed. Returns the files by name, and the counts that the manifest
+    needs. The block size changes no byte.
     """
     counter = Counter(p)
     words = p.arrays.words
@@ -32,16 +39,18 @@ def write_shards(
     writers |= {"truth": _SplitWriter(directory / "truth.parquet", TRUTH, words)}
     writers |= {"known": _SplitWriter(directory / "known.parquet", KNOWN, words)}
     try:
-        for start in range(0, len(p.queries), queries_per_block):
+        for block, start in enumerate(range(0, len(p.queries), queries_per_block)):
             queries = p.queries[start : start + queries_per_block]
-            for r in rows(p, queries, neighbours(p, queries)):
-                counter.add(r)
-                for i, category in enumerate(CATEGORIES):
-                    mine = r.category == i
-                    if mine.all():
-                        writers[category].write(r.table)
-                    elif mine.any():
-                        writers[category].write(r.table.filter(pa.array(mine)))
+            if blocks and (stage := blocks.restore(FEATURES, block)):
+                blocks.counted(stage, counter)
+                for category, table in blocks.tables(stage):
+                    p.arrays.checkpoint()
+                    writers[category].write(table)
+            else:
+                near = blocks.neighbours(p, block) if blocks else neighbours(p, queries)
+                for r in rows(p, queries, near):
+                    counter.add(r)
+                    split(r, writers)
             if progress:
                 progress(start + len(queries), len(p.queries), int(counter.rows.sum()))
         truth, known = truth_tables(p, counter.reached_keys())
@@ -54,5 +63,4 @@ def write_shards(
         for w in writers.values():
             w.abandon()
         raise
-    result = {"counts": counter.counts(), "dropped": counter.dropped(), **describe(p)}
-    return files, result
+    return files, {"counts": counter.counts(), "dropped": counter.dropped(), **describe(p)}

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from ..errors import BusyError, StorageError
 from . import fs
+from .arrays import nothing
 from .parquet_export import FileInfo
 
 MARKER = "done.json"
@@ -43,32 +45,54 @@ class Stage:
 
 
 class Staging:
-    """The staging directory of one export, locked for one run at a time.
+    """The staging directory of one export, locked for one run at a time, or for the minijobs of one (`shared`).
 
-    The lock is the kernel's: it goes with the process that holds it, however that dies.
+    The lock is the kernel's: it goes with the process that holds it, however that dies. Sharing processes never wait for
+    each other, since one of them may be paused: each computes a stage in a directory of its own, and what is whole is
+    moved into place. `guard` is called right before that (or before a marker is written), and raises when this process
+    has lost the right to commit.
+
+    cuts/<pair>/            a finished cut               blocks/<pair>/<stage>/  a finished stage of some of its queries
+    open/<stage>.<random>/  what a sharing process works on, locked by it        attempts/  a number a stage
     """
 
-    def __init__(self, base: Path, name: str, fingerprint: str) -> None:
+    def __init__(self, base: Path, name: str, fingerprint: str, guard: Callable[[], None] = nothing) -> None:
         self.path = base / f"{name}-{fingerprint[:12]}"
+        self.guard = guard
+        self.shared = False
         self._lock: int | None = None
+        self._mine: dict[str, tuple[Path, int]] = {}
 
-    def acquire(self, *, wait: bool = False, waiting: Callable[[str], None] | None = None) -> None:
-        """Take the lock; BusyError naming the holder if another run has it (or wait for it)."""
+    def acquire(
+        self,
+        *,
+        shared: bool = False,
+        create: bool = True,
+        wait: bool = False,
+        waiting: Callable[[str], None] | None = None,
+    ) -> bool:
+        """Take the lock; BusyError naming the holder if another run has it (or wait for it).
+
+        False when there is no such directory and none is to be made (not `create`).
+        """
         told = False
         while True:
             try:
-                fd = self._open()
+                fd = self._open(create)
             except FileNotFoundError:
-                continue  # another run has just finished and removed the directory
+                if create:
+                    continue  # another run has just finished and removed the directory
+                return False
             except OSError as e:
                 raise StorageError(f"{self.path}: the staging directory cannot be used: {e.strerror}") from None
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 if not self._same_file(fd):
                     os.close(fd)  # the directory was removed between opening and locking
                     continue
+                what = " (and other minijobs)" if shared else ""
                 os.ftruncate(fd, 0)
-                os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}{what}\n".encode(), 0)
             except BlockingIOError:
                 holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
                 os.close(fd)
@@ -83,11 +107,13 @@ class Staging:
             except OSError as e:
                 os.close(fd)
                 raise StorageError(f"{self.path}: the staging directory cannot be locked: {e.strerror}") from None
-            self._lock = fd
-            return
+            self._lock, self.shared = fd, shared
+            return True
 
-    def _open(self) -> int:
+    def _open(self, create: bool) -> int:
         """The lock file, opened; FileNotFoundError when the directory is removed meanwhile."""
+        if not create:
+            return os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):  # not exist_ok: the directory may come and go
             self.path.mkdir()
@@ -109,6 +135,16 @@ class Staging:
             os.close(fd)
         return True
 
+    def present(self) -> bool:
+        """Whether the directory that was locked is still there."""
+        return self._lock is not None and self._same_file(self._lock)
+
+    def sweep(self) -> None:
+        """Remove what a killed process was removing."""
+        for gone in self.path.parent.glob(f".{self.path.name}.*.gone"):
+            with contextlib.suppress(FileNotFoundError):
+                fs.remove_tree(gone)
+
     def _same_file(self, fd: int) -> bool:
         try:
             on_disk = os.stat(self.path / "lock")
@@ -118,12 +154,26 @@ class Staging:
         return (on_disk.st_dev, on_disk.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
+        """Let go of the lock, and drop what was begun and not finished in a directory of this process's own."""
+        for name in list(self._mine):
+            self._drop(name)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def remove(self) -> None:
-        """Remove the directory, the lock last, and release it."""
+        """Remove the directory, the lock last, and release it.
+
+        When it is shared it goes in one step, lest another process makes something in what is being removed.
+        """
+        if self.shared:
+            if self.present():
+                gone = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:12]}.gone")
+                with contextlib.suppress(FileNotFoundError):  # another process is doing the same
+                    os.rename(self.path, gone)
+                    fs.remove_tree(gone)
+            self.release()
+            return
         for p in sorted(self.path.iterdir()):
             if p.name != "lock":
                 fs.remove_tree(p)
@@ -133,23 +183,38 @@ class Staging:
         self.release()
 
     def stage_dir(self, name: str) -> Path:
-        return self.path / "cuts" / name
+        """Where a stage lies. `name`: the pair of a cut, or the pair and a stage of a block, `v1-v2/knn-2000-0`."""
+        return self.path / ("blocks" if "/" in name else "cuts") / name
+
+    def untouched(self) -> bool:
+        """Whether nothing has been begun here."""
+        return {p.name for p in self.path.iterdir()} <= {"lock"}
+
+    def discard_blocks(self, pair: str) -> None:
+        """Remove the stages of a cut's blocks, when the cut is finished."""
+        if (blocks := self.path / "blocks" / pair).exists():
+            with contextlib.suppress(FileNotFoundError):  # another process is doing the same
+                fs.remove_tree(blocks)
 
     def restore(self, name: str, key: Mapping[str, Any]) -> tuple[Stage | None, str | None]:
         """The finished stage, or None and why it cannot be used (None when it was never finished)."""
         return verify(self.stage_dir(name), key)
 
     def begin(self, name: str) -> tuple[Path, int]:
-        """An empty directory for a stage that is to be computed, and which attempt this is."""
-        directory = self.stage_dir(name)
+        """An empty directory for a stage that is to be computed, and which attempt this is.
+
+        It is the stage's own, or when the lock is shared one for this process alone, which `finish` moves into place.
+        """
+        directory = self._alone(name) if self.shared else self.stage_dir(name)
         attempt = 1
         counter = self.path / "attempts" / name
         if counter.is_file():
             text = counter.read_text(errors="replace").strip()
             attempt = int(text) + 1 if text.isdigit() else 1
-        counter.parent.mkdir(exist_ok=True)
-        fs.remove_tree(directory)
-        directory.mkdir(parents=True)
+        _mkdirs(self.path, counter.parent)
+        if not self.shared:
+            fs.remove_tree(directory)
+            directory.mkdir(parents=True)
         fs.write_file(counter, str(attempt).encode())
         return directory, attempt
 
@@ -158,7 +223,8 @@ class Staging:
         software: str,
     ) -> Stage:  # fmt: skip
         """Write the marker of a stage whose files are all in place."""
-        directory = self.stage_dir(name)
+        final = self.stage_dir(name)
+        directory = self._mine[name][0] if self.shared else final
         result = json.loads(json.dumps(result, allow_nan=False))  # as a later run will read it
         marker = {
             "key": digest(key),
@@ -169,11 +235,63 @@ class Staging:
             "software": software,
         }
         fs.fsync_dir(directory)
-        fs.fsync_dir(directory.parent)
+        if not self.shared:
+            fs.fsync_dir(directory.parent)
+            self.guard()
         # not canonical: the order of the counts is that of the manifest
         text = json.dumps({**marker, "check": digest(marker)}, separators=(",", ":"), allow_nan=False)
         fs.write_file(directory / MARKER, text.encode())
-        return Stage(directory, files, result)
+        if self.shared:
+            return self._move(name, directory, key) or Stage(final, files, result)
+        return Stage(final, files, result)
+
+    def _alone(self, name: str) -> Path:
+        """A new directory below `open/`, locked; what processes that are gone have left there is removed."""
+        self._drop(name)
+        place = self.path / "open"
+        _mkdirs(self.path, place)
+        for p in place.iterdir():
+            fs.remove_abandoned(p)
+        self._mine[name] = fs.own_dir(place, name.replace("/", "-") + ".")
+        return self._mine[name][0]
+
+    def _drop(self, name: str) -> None:
+        directory, fd = self._mine.pop(name, (None, -1))
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                fs.remove_tree(directory)
+            os.close(fd)
+
+    def _move(self, name: str, directory: Path, key: Mapping[str, Any]) -> Stage | None:
+        """Give a whole stage its place, unless another process has put one there, which is returned."""
+        final = self.stage_dir(name)
+        _mkdirs(self.path, final.parent)
+        while True:
+            self.guard()
+            try:
+                os.rename(directory, final)
+            except OSError as e:
+                if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+            else:
+                fs.fsync_dir(final.parent)
+                os.close(self._mine.pop(name)[1])
+                return None
+            stage, _ = verify(final, key)
+            if stage is not None:
+                self._drop(name)
+                return stage
+            with contextlib.suppress(FileNotFoundError):
+                gone = self.path / "open" / f"gone.{uuid.uuid4().hex[:12]}"
+                os.rename(final, gone)
+                fs.remove_tree(gone)
+
+
+def _mkdirs(base: Path, path: Path) -> None:
+    """`path` and what is between it and `base`, which must exist: a directory that was removed is not made again."""
+    if path != base:
+        _mkdirs(base, path.parent)
+        path.mkdir(exist_ok=True)
 
 
 def verify(directory: Path, key: Mapping[str, Any]) -> tuple[Stage | None, str | None]:

@@ -21,7 +21,7 @@ def columns(block: Block) -> dict[str, pa.Array]:
     threads = cut.threads or os.cpu_count() or 1
     stats = align(
         pairs.astype(np.int32), cut.sequences, threads=threads, max_cells=cut.config.max_alignment_cells,
-        cache=cut.alignments,
+        cache=cut.alignments, progress=lambda done, of: cut.checkpoint(),
     )  # fmt: skip
     skipped = np.sort(pairs[stats.skipped], axis=1)  # (A, B) and (B, A) are one pair
     cut.memo.setdefault("alignment_skipped", set()).update(map(tuple, skipped.tolist()))

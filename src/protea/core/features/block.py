@@ -3,6 +3,7 @@
 Built by the cut; read by the feature modules.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..arrays import I32, I64, Bool
+from ..arrays import I32, I64, Bool, nothing
 from ..config import ExportConfig
 from ..donors import Donors
 from ..embeddings.store import VectorStore
@@ -57,6 +58,8 @@ class CutArrays:
     words: dict[str, pa.Array]
     threads: int = 0
     alignments: "AlignmentCache | None" = None
+    checkpoint: Callable[[], None] = nothing
+    """Called many times a second where much is computed; it raises when the work is to stop."""
     memo: dict[str, Any] = field(default_factory=dict)
     """What a family computes once for the cut, under the family's name."""
 

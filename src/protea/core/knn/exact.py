@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import InputError
-from ..arrays import I32
+from ..arrays import I32, nothing
 
 UNIT = 2.0**-24
 ROUNDING = 2.0**-22
@@ -201,6 +201,7 @@ class ExactSearch:
     donors   int32[m], ascending: rows of the donors; aspects uint8[m]: bit a is set for a donor in aspect a
     group    int32[n] or None: rows of equal value have the same sequence and are not each other's donors; -1: unknown
     threads  of the compiled scans (the product uses the BLAS's own); changes no result, nor do the block sizes
+    checkpoint  called before every tile; it raises when the search is to stop
     """
 
     def __init__(
@@ -216,6 +217,7 @@ class ExactSearch:
         threads: int = 0,
         queries: int = QUERIES,
         tile: int = TILE,
+        checkpoint: Callable[[], None] = nothing,
     ) -> None:
         self.half = matrix.dtype == np.float16
         self.x = matrix.view(np.uint16) if self.half else matrix
@@ -227,6 +229,7 @@ class ExactSearch:
         self.threads = threads or os.cpu_count() or 1
         self.room = 4 * k + 64
         self.block, self.tile = max(1, min(queries, 4_000_000 // self.room)), tile
+        self.checkpoint = checkpoint
         self.pool = ThreadPoolExecutor(self.threads)
         self.squares = np.zeros(len(matrix), dtype=np.float64)
         self._each(len(matrix), _squares, self.x, self.half, HALF, self.squares)
@@ -285,6 +288,7 @@ class ExactSearch:
         for t in range(0, len(self.donors), self.tile):
             tile = slice(t, t + self.tile)
             rows = self.donors[tile]
+            self.checkpoint()
             product = prepared @ self._prepare(rows).T
             self._each(
                 n, _scan, product, own_squares, self.scaled_squares[rows], self.l2, self.eps, self.tiny, rows,

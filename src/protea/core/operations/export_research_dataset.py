@@ -13,28 +13,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow.parquet as pq
-
 from ...errors import ConflictError, StorageError
-from .. import annotation_set, fs, manifest, side_tables
+from .. import fs, manifest
 from ..alignment_cache import AlignmentCache
-from ..annotation_set import AnnotationSet
+from ..arrays import nothing
 from ..config import ExportConfig
-from ..cut import QUERIES_PER_BLOCK, Cut, CutInputs, prepare
-from ..embeddings.store import VectorStore
-from ..keys import ExportInputs, cut_key, cuts, fingerprint
-from ..ontology import Ontology
+from ..cut import QUERIES_PER_BLOCK
+from ..keys import ExportInputs, fingerprint
 from ..parquet_export import FileInfo, _stream_assemble
+from ..runner import CutRunner, Report, load_inputs, never, silent
 from ..schema import CATEGORIES, KNOWN, ROWS, TRUTH
-from ..shards import write_shards
 from ..staging import Stage, Staging
 
-Report = Callable[..., None]
-"""Called as report(kind, **what) for every event: `cut.restored`, `cut.progress`, `export.published`, ..."""
+__all__ = ["Place", "Registry", "export_research_dataset", "load_inputs", "read_manifest", "silent", "whole"]
+
+HEX12 = "[0-9a-f]" * 12
 
 
 class Registry(Protocol):
@@ -45,26 +41,6 @@ class Registry(Protocol):
 
     def register(self, name: str, fingerprint: str, path: Path, manifest: Mapping[str, Any]) -> None:
         """Insert the row, or replace the one of that name."""
-
-
-def silent(kind: str, **what: Any) -> None:
-    """A report that nobody reads."""
-
-
-def load_inputs(
-    config: ExportConfig, inputs: ExportInputs, threads: int = 0, alignments: AlignmentCache | None = None
-) -> CutInputs:
-    """Open what every cut shares."""
-    onto = Ontology.load(inputs.ontology.path)
-    return CutInputs(
-        config,
-        onto,
-        VectorStore.open(inputs.embeddings.path),
-        pq.read_table(inputs.proteins.path / "proteins.parquet"),
-        side_tables.load({name: ref.path for name, ref in inputs.tables.items()}, onto),
-        threads,
-        alignments,
-    )
 
 
 def export_research_dataset(
@@ -80,45 +56,52 @@ def export_research_dataset(
     threads: int = 0,
     queries_per_block: int = QUERIES_PER_BLOCK,
     alignments: AlignmentCache | None = None,
+    cancelled: Callable[[], bool] = never,
+    commit_guard: Callable[[], None] = nothing,
+    shared: bool = False,
 ) -> Path:
     """Make the dataset, or go on making it, and return its directory.
 
-    `config` is resolved (every name is filled in). Errors: ConflictError for a taken name, BusyError while another run of
-    the same export is going on (unless `wait`), StorageError for a disk that fails.
+    `config` is resolved (every name is filled in). `cancelled` is asked several times a second, `commit_guard` is called
+    right before a finished cut or the dataset gets its place, and raises when this process may not commit any more;
+    `shared`: minijobs of this export may be at work too. What they have finished is used in any case.
+    Errors: ConflictError for a taken name, BusyError while another run of the same export is going on (unless `wait`),
+    StorageError for a disk that fails, CancelledError.
     """
     mark = fingerprint(config, inputs)
-    staging = Staging(resume_dir, config.name, mark)
-    staging.acquire(wait=wait, waiting=lambda why: report("export.waiting", reason=why))
+    staging = Staging(resume_dir, config.name, mark, commit_guard)
+    place = Place(config.name, mark, datasets_dir / config.name, registry, report, replace, commit_guard)
+    staging.acquire(shared=shared, wait=wait, waiting=lambda why: report("export.waiting", reason=why))
     try:
-        with _disk(staging.path):
-            final = datasets_dir / config.name
-            place = _Place(config.name, mark, final, registry, report, replace)
-            with place.locked():
-                place.sweep(resume_dir)
-                done = place.settle()
-            if not done:
-                timing: dict[str, Any] = {}
-                run = {"started": _now(), "host": socket.gethostname(), "cpus": os.cpu_count(), "cuts": timing}
+        with fs.one_line_errors(staging.path):
+            staging.sweep()
+            if not place.settled():
+                run = {"started": _now(), "host": socket.gethostname(), "cpus": os.cpu_count()}
                 report("export.started", name=config.name, fingerprint=mark, staging=str(staging.path))
-                stages = _make_cuts(config, inputs, staging, report, timing, threads, queries_per_block, alignments)
-                _publish(config, inputs, stages, place, run)
+                runner = CutRunner(config, inputs, report, threads, queries_per_block, alignments, cancelled)
+                stages = {cut.pair: runner.finish(cut, staging) for cut in runner.cuts}
+                runner.forget()
+                _publish(runner, stages, place, run)
             staging.remove()
-            return final
     except ConflictError:
-        if not (staging.path / "cuts").exists():
+        if staging.present() and staging.untouched():
             staging.remove()  # refused before any work
         raise
+    except StorageError:
+        if staging.present() or not place.settled():  # else another process has published it meanwhile
+            raise
     finally:
         staging.release()
+    return place.final
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """`datasets/<name>/`, where the dataset `mark` is to be, and what else a publication under that name may have left.
 
-    .lock               held while anything under `datasets/` is moved and its row follows
-    .<name>.<mark>.new  being assembled
-    .<name>.old         the dataset that is being replaced, until the row of the new one is in
+    .lock                        held while anything under `datasets/` is moved and its row follows
+    .<name>.<mark>-<random>.new  being assembled, by a process that holds its lock
+    .<name>.old                  the dataset that is being replaced, until the row of the new one is in
     """
 
     name: str
@@ -127,10 +110,7 @@ class _Place:
     registry: Registry
     report: Report
     replace: bool
-
-    @property
-    def tmp(self) -> Path:
-        return self.final.with_name(f".{self.name}.{self.mark[:12]}.new")
+    guard: Callable[[], None] = nothing
 
     @property
     def old(self) -> Path:
@@ -142,11 +122,24 @@ class _Place:
         with fs.locked(self.final.parent / ".lock"):
             yield
 
-    def sweep(self, resume_dir: Path) -> None:
-        """Remove what killed runs of other exports of this name were assembling."""
-        for tmp in self.final.parent.glob(f".{self.name}.{'[0-9a-f]' * 12}.new"):
-            if tmp != self.tmp and Staging(resume_dir, self.name, tmp.name[-16:-4]).idle():
+    @contextlib.contextmanager
+    def assembling(self) -> Iterator[Path]:
+        """A directory beside the dataset's for this process alone."""
+        tmp, lock = fs.own_dir(self.final.parent, f".{self.name}.{self.mark[:12]}-", ".new")
+        try:
+            yield tmp
+        finally:
+            # in place, or of no use: the finished cuts are what the next run goes on from
+            with contextlib.suppress(OSError):
                 fs.remove_tree(tmp)
+            os.close(lock)
+
+    def settled(self) -> bool:
+        """Whether this very dataset is in place, with its row (see `settle`); what killed runs were assembling goes."""
+        with self.locked():
+            for tmp in self.final.parent.glob(f".{self.name}.{HEX12}-{HEX12}.new"):
+                fs.remove_abandoned(tmp)
+            return self.settle()
 
     def settle(self, *, again: bool = False) -> bool:
         """Whether this very dataset is in place, with its row.
@@ -186,16 +179,17 @@ class _Place:
             raise _taken(self.name)
         return False
 
-    def put(self, document: Mapping[str, Any]) -> None:
-        """Move the assembled dataset into place, and insert its row."""
+    def put(self, tmp: Path, document: Mapping[str, Any]) -> None:
+        """Move the dataset assembled in `tmp` into place, and insert its row."""
         with self.locked():
             # published under this name while this run was going on, by another export?
             if self.settle(again=True):
                 return
+            self.guard()
             if replaced := self.final.exists():
                 os.rename(self.final, self.old)
             try:
-                fs.commit_dir(self.tmp, self.final)
+                fs.commit_dir(tmp, self.final)
             except BaseException:
                 if replaced and not self.final.exists():
                     os.rename(self.old, self.final)
@@ -214,77 +208,10 @@ def _taken(name: str) -> ConflictError:
                          hint="choose another name, or pass --replace")  # fmt: skip
 
 
-def _make_cuts(
-    config: ExportConfig,
-    inputs: ExportInputs,
-    staging: Staging,
-    report: Report,
-    timing: dict[str, Any],
-    threads: int,
-    queries_per_block: int,
-    alignments: AlignmentCache | None,
-) -> dict[str, Stage]:
-    """Restore the finished cuts and compute the others, in order."""
-    todo = cuts(config, inputs)
-    stages: dict[str, Stage] = {}
-    shared: CutInputs | None = None
-    sets: dict[Any, AnnotationSet] = {}
-    for number, cut in enumerate(todo, 1):
-        key = cut_key(config, inputs, cut)
-        where = {"cut": cut.pair, "label": cut.label, "number": number, "of": len(todo)}
-        stage, why = staging.restore(cut.pair, key)
-        if stage is None:
-            if why:
-                report("cut.discarded", reason=why, **where)
-            start = time.monotonic()
-            report("cut.started", **where)
-            if shared is None:
-                shared = load_inputs(config, inputs, threads, alignments)
-            sets = {s.version: sets.get(s.version) or annotation_set.load(s, shared.onto) for s in (cut.old, cut.new)}
-            stage, aligned = _make_cut(cut, shared, sets, staging, key, report, where, queries_per_block)
-            seconds = round(time.monotonic() - start, 3)
-            timing[cut.pair] = {"seconds": seconds} | ({"alignments": aligned} if aligned else {})
-            report("cut.finished", rows=_rows(stage), seconds=seconds, **where)
-        else:
-            timing[cut.pair] = {"restored": True}
-            report("cut.restored", rows=_rows(stage), **where)
-        stages[cut.pair] = stage
-    return stages
-
-
-def _make_cut(
-    cut: Cut, shared: CutInputs, sets: Mapping[Any, AnnotationSet], staging: Staging, key: Mapping[str, Any],
-    report: Report, where: Mapping[str, Any], queries_per_block: int,
-) -> tuple[Stage, dict[str, int]]:  # fmt: skip
-    """The finished stage, and how many pairs of sequences were aligned, and found in the cache."""
-    with _disk(staging.stage_dir(cut.pair)):
-        directory, attempt = staging.begin(cut.pair)
-        prepared = prepare(cut, shared, sets[cut.old.version], sets[cut.new.version])
-        report("cut.prepared", members=len(prepared.truth.protein), queries=len(prepared.queries),
-               donors=len(prepared.search.donors), **where)  # fmt: skip
-        files, result = write_shards(
-            prepared,
-            directory,
-            lambda done, of, rows: report("cut.progress", done=done, queries=of, rows=rows, **where),
-            queries_per_block,
-        )
-        aligned = dict(prepared.arrays.memo.get("alignments", {}))
-        if aligned:
-            report("cut.aligned", **aligned, **where)
-        return staging.finish(cut.pair, key, files, result, attempt, version("protea")), aligned
-
-
-def _rows(stage: Stage) -> int:
-    return sum(stage.files[c].rows for c in CATEGORIES)
-
-
-def _publish(
-    config: ExportConfig, inputs: ExportInputs, stages: Mapping[str, Stage], place: _Place, run: dict[str, Any]
-) -> None:
+def _publish(runner: CutRunner, stages: Mapping[str, Stage], place: Place, run: dict[str, Any]) -> None:
     """Assemble under a temporary name, verify, move into place, register."""
     start = time.monotonic()
-    tmp = place.tmp
-    todo = cuts(config, inputs)
+    todo = runner.cuts
     parts = {
         "train": (ROWS, [(c.pair, k) for c in todo if c.kind == "train" for k in CATEGORIES]),
         "eval": (ROWS, [(c.pair, k) for c in todo if c.kind == "eval" for k in CATEGORIES]),
@@ -292,29 +219,22 @@ def _publish(
         "known": (KNOWN, [(c.pair, "known") for c in todo]),
     }
     files: dict[str, FileInfo] = {}
-    try:
-        with _disk(tmp):
-            fs.remove_tree(tmp)
-            tmp.mkdir(parents=True)
-            for which, (schema, shards) in parts.items():
-                place.report("assembly.started", file=f"{which}.parquet", shards=len(shards))
-                found = [
-                    (stages[pair].directory / f.name, f.digests) for pair, k in shards for f in [stages[pair].files[k]]
-                ]
-                files[which] = _stream_assemble(tmp / f"{which}.parquet", schema, found)
-            document = manifest.build(config, inputs, todo, stages, files, tmp)
-            fs.write_file(tmp / "manifest.json", manifest.dumps(document))
-            run |= {"finished": _now(), "assembly_seconds": round(time.monotonic() - start, 3)}
-            fs.write_file(tmp / "run.json", (json.dumps(run, indent=2) + "\n").encode())
-            if not whole(tmp, document):
-                raise StorageError(f"{tmp}: the assembled files are not what was written; the disk may be faulty")
-            for warning in document["warnings"]:
-                place.report("export.warning", text=warning)
-            place.put(document)
-    finally:
-        # in place, or of no use: the finished cuts are what the next run goes on from
-        with contextlib.suppress(OSError):
-            fs.remove_tree(tmp)
+    with place.assembling() as tmp, fs.one_line_errors(tmp):
+        for which, (schema, shards) in parts.items():
+            place.report("assembly.started", file=f"{which}.parquet", shards=len(shards))
+            found = [
+                (stages[pair].directory / f.name, f.digests) for pair, k in shards for f in [stages[pair].files[k]]
+            ]
+            files[which] = _stream_assemble(tmp / f"{which}.parquet", schema, found, runner.checkpoint)
+        document = manifest.build(runner.config, runner.inputs, todo, stages, files, tmp)
+        fs.write_file(tmp / "manifest.json", manifest.dumps(document))
+        run |= {"cuts": runner.timing, "finished": _now(), "assembly_seconds": round(time.monotonic() - start, 3)}
+        fs.write_file(tmp / "run.json", (json.dumps(run, indent=2) + "\n").encode())
+        if not whole(tmp, document):
+            raise StorageError(f"{tmp}: the assembled files are not what was written; the disk may be faulty")
+        for warning in document["warnings"]:
+            place.report("export.warning", text=warning)
+        place.put(tmp, document)
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
@@ -343,20 +263,3 @@ def whole(directory: Path, document: Mapping[str, Any]) -> bool:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-class _disk:
-    """Turns a failing file system into one line: what happened, and where."""
-
-    def __init__(self, where: Path) -> None:
-        self.where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # a pipe that nobody reads is no disk
-            raise StorageError(
-                f"{error.filename or self.where}: {error.strerror or error}",
-                hint="what was finished is kept; run it again to go on",
-            ) from error
