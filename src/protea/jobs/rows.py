@@ -222,7 +222,7 @@ def _progress(session: Session, job: Job) -> None:
     counts = session.execute(
         select(Minijob.state, func.count()).where(Minijob.job_id == job.id).group_by(Minijob.state)
     )
-    job.progress = {**job.progress, "minijobs": dict(sorted((k, n) for k, n in counts.tuples()))}
+    job.progress = {**job.progress, "minijobs": dict(sorted((state, n) for state, n in counts))}
 
 
 def failed(catalog: Catalog, lease: Lease, code: str, message: str, *, retry: float, permanent: bool = False,

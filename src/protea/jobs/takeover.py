@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from sqlalchemy import delete, exists, func, or_, select, text, tuple_, update
+from sqlalchemy import delete, func, or_, select, text, tuple_, update
 
 from protea.catalog import Catalog, Job, Minijob, Worker
 from protea.catalog.jobs import append, lock
@@ -66,7 +66,7 @@ def still_held(catalog: Catalog, leases: Mapping[int, Lease]) -> set[int]:
         tuple_(Minijob.id, Minijob.fencing_token).in_(list(wanted)), Minijob.state == "running"
     )
     with catalog.session() as session:
-        return {wanted[i, token] for i, token in session.execute(query).tuples()}
+        return {wanted[i, token] for i, token in session.execute(query)}
 
 
 def status(catalog: Catalog, seconds: float) -> list[dict[str, Any]]:
@@ -94,13 +94,13 @@ def sweep(catalog: Catalog, seconds: float) -> int:
         stale = select(Minijob.id, Minijob.job_id, Minijob.fencing_token).where(
             Minijob.state == "running", or_(Minijob.heartbeat_at < late, Minijob.worker_id.in_(dead))
         )
-        found = list(session.execute(stale).tuples())
+        found = list(session.execute(stale))
         lost = select(Minijob.id, Minijob.job_id, Minijob.fencing_token).where(
             Minijob.state == "queued",
             Minijob.heartbeat_at < late,
-            ~exists(text("SELECT 1 FROM procrastinate_jobs p WHERE p.id = minijob.delivery AND p.status = 'todo'")),
+            text("NOT EXISTS (SELECT FROM procrastinate_jobs p WHERE p.id = minijob.delivery AND p.status = 'todo')"),
         )
-        undelivered = list(session.execute(lost).tuples())
+        undelivered = list(session.execute(lost))
     for minijob, job, token in found:
         _take(catalog, minijob, job, token, here, running=True)
     for minijob, job, token in undelivered:

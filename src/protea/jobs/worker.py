@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from protea.catalog import Catalog, open_catalog
-from protea.errors import ConfigError, DatabaseError
+from protea.errors import ConfigError, DatabaseError, ProteaError
 from protea.exporting import LOGGED
 from protea.jobs import queue, rows, takeover
 from protea.jobs.rows import Lease
@@ -65,6 +65,7 @@ class _Worker:
         self.hurry = asyncio.Event()
         self._beaten = self._swept = 0.0
         self._up_since = -1e9
+        self._complaint = ""
 
     async def run(self, until_idle: bool) -> None:
         from procrastinate import PsycopgConnector
@@ -123,6 +124,13 @@ class _Worker:
                 self._up_since = time.monotonic()
                 await asyncio.sleep(1)
 
+    def complain(self, e: BaseException) -> None:
+        """Say what went wrong in the worker itself, once; it goes on."""
+        text = str(e) if isinstance(e, ProteaError) else f"{type(e).__name__}: {e}"
+        if text != self._complaint:
+            self._complaint = text
+            self.say(f"worker {self.owner}: {text}")
+
     # -- the loop beside the slots
 
     async def _watch(self, until_idle: bool) -> None:
@@ -134,9 +142,9 @@ class _Worker:
                 if idle and not await asyncio.to_thread(rows.pending, self.catalog, stages):
                     self.stopping.set()
             except Exception as e:
-                self._up_since = time.monotonic()
-                if not _away(e):
-                    self.say(f"worker {self.owner}: {type(e).__name__}: {e}")
+                if _away(e):
+                    self._up_since = time.monotonic()
+                self.complain(e)
             await asyncio.sleep(TICK)
 
     async def _tick(self) -> None:
@@ -192,8 +200,7 @@ class _Slot:
                     additional_context={"slot": self},
                 )
             except Exception as e:
-                if not _away(e):
-                    self.worker.say(f"worker {self.worker.owner}: {type(e).__name__}: {e}")
+                self.worker.complain(e)
             await asyncio.sleep(0.5)
 
     def doing(self) -> dict[str, Any]:
@@ -218,7 +225,7 @@ class _Slot:
             outcome = Outcome("stopped") if worker.stopping.is_set() else await child.run(request, self._hear)
             await self._settle(lease, outcome)
         except Exception as e:
-            worker.say(f"worker {worker.owner}: {type(e).__name__}: {e}")
+            worker.complain(e)
         finally:
             self.lease, self._starting, self._free_since = None, False, time.monotonic()
 
