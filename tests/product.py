@@ -16,6 +16,7 @@ from protea.core import accretion, annotations, config, interpro, ontology, prot
 from protea.core.annotation_set import AnnotationSource
 from protea.core.embeddings.store import VectorStore, build_store
 from protea.core.keys import ExportInputs, InputRef
+from protea.core.operations.export_minijobs import Context
 from protea.core.operations.export_research_dataset import export_research_dataset, silent
 from worlds import TABLES, World
 
@@ -92,15 +93,10 @@ class Product:
         named = {"name": "d", "embedding_config": "vectors", "annotation_source": "goa", **settings}
         return config.parse({**named, "ontology": "ontology", "proteins": "proteins"})
 
-    def export(
-        self, settings: Mapping[str, Any], where: str = "run", report: Callable[..., None] = silent, **how: Any
-    ) -> Path:
-        """Run the export below `directory/where` and return the dataset's directory."""
-        base = self.directory / where
-        rows = how.pop("rows", Rows())
-        inputs = how.pop("inputs", self.inputs)
-        c = self.config(settings)
-        used = ExportInputs(
+    def used(self, c: config.ExportConfig, inputs: ExportInputs | None = None) -> ExportInputs:
+        """The inputs of an export with these settings."""
+        inputs = inputs or self.inputs
+        return ExportInputs(
             inputs.ontology,
             inputs.proteins,
             inputs.embeddings,
@@ -108,6 +104,21 @@ class Product:
             frozenset(v for v in c.versions if v in inputs.derived),
             {name: ref for name, ref in self.tables.items() if getattr(c, name) is not None},
         )
+
+    def context(self, settings: Mapping[str, Any], where: str = "run", **how: Any) -> Context:
+        """What the minijobs of that export need, below `directory/where`."""
+        c, base = self.config(settings), self.directory / where
+        return Context(c, self.used(c), base / "resume", base / "datasets", **how)
+
+    def export(
+        self, settings: Mapping[str, Any], where: str = "run", report: Callable[..., None] = silent, **how: Any
+    ) -> Path:
+        """Run the export below `directory/where` and return the dataset's directory."""
+        base = self.directory / where
+        rows = how.pop("rows", Rows())
+        inputs = how.pop("inputs", None)
+        c = self.config(settings)
+        used = self.used(c, inputs)
         return export_research_dataset(
             c, used, rows, resume_dir=base / "resume", datasets_dir=base / "datasets", report=report, **how
         )

@@ -143,6 +143,10 @@ class CutRunner:
             blocks.save_queries(n)
         return n
 
+    def finished(self, cut: Cut, staging: Staging) -> bool:
+        """Whether the cut is finished; nothing is reported."""
+        return staging.restore(cut.pair, self.key(cut))[0] is not None
+
     def restore(self, cut: Cut, staging: Staging) -> Stage | None:
         """The finished cut, or None; `cut.discarded` says why it cannot be used."""
         stage, why = staging.restore(cut.pair, self.key(cut))

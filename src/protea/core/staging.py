@@ -207,7 +207,7 @@ class Staging:
         """
         directory = self._alone(name) if self.shared else self.stage_dir(name)
         attempt = 1
-        counter = self.path / "attempts" / name
+        counter = self.path / "attempts" / name.replace("/", ".")
         if counter.is_file():
             text = counter.read_text(errors="replace").strip()
             attempt = int(text) + 1 if text.isdigit() else 1

@@ -162,13 +162,13 @@ def run_block(context: Context, job: MiniJob, save: Callable[[Blocks, Prepared],
         blocks = runner.blocks(cut, staging)
         if stage := blocks.restore(job.stage, job.block):
             return done(blocks, stage.result[rows], restored=True)
-        if runner.restore(cut, staging):
+        if runner.finished(cut, staging):
             return done(blocks, 0, restored=True)
         try:
             with fs.one_line_errors(staging.path):
                 stage = save(blocks, runner.prepared(cut))
         except StorageError:
-            if staging.present() and not runner.restore(cut, staging):
+            if staging.present() and not runner.finished(cut, staging):
                 raise
             return done(blocks, 0, restored=True)  # another process has finished the cut meanwhile, and tidied up
         return done(blocks, stage.result[rows], restored=False)

@@ -6,6 +6,7 @@ them with `_stream_assemble`, publishes, and inserts the `Dataset` row.
 
 import time
 
+from ....errors import StorageError
 from ...runner import rows_of
 from ..export_research_dataset import export_research_dataset, read_manifest
 from ._context import Context, Done, MiniJob
@@ -23,8 +24,12 @@ def _cut(context: Context, job: MiniJob) -> Done:
     artefact, rows, restored = runner.artefact(cut), 0, True
     with context.sharing() as staging:
         if staging is not None:
-            stage = runner.finish(cut, staging)
-            rows, restored = rows_of(stage), "restored" in runner.timing[cut.pair]
+            try:
+                stage = runner.finish(cut, staging)
+                rows, restored = rows_of(stage), "restored" in runner.timing[cut.pair]
+            except StorageError:
+                if staging.present() and not runner.finished(cut, staging):
+                    raise  # else another process has finished the cut meanwhile, and tidied up
     return Done(rows, restored, artefact, round(time.monotonic() - start, 3))
 
 
