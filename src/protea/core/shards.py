@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .cut import QUERIES_PER_BLOCK, Counter, Prepared, describe, neighbours, rows, truth_tables
+from .cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, Counter, Prepared, describe, neighbours, rows, truth_tables
 from .parquet_export import FileInfo, _SplitWriter
 from .schema import CATEGORIES, KNOWN, ROWS, TRUTH
 
@@ -32,8 +32,9 @@ def write_shards(
     writers |= {"truth": _SplitWriter(directory / "truth.parquet", TRUTH, words)}
     writers |= {"known": _SplitWriter(directory / "known.parquet", KNOWN, words)}
     try:
-        for start in range(0, len(p.queries), queries_per_block):
-            queries = p.queries[start : start + queries_per_block]
+        step = max(1, min(queries_per_block, NEIGHBOURS_PER_BLOCK // (3 * p.search.k)))
+        for start in range(0, len(p.queries), step):
+            queries = p.queries[start : start + step]
             for r in rows(p, queries, neighbours(p, queries)):
                 counter.add(r)
                 for i, category in enumerate(CATEGORIES):
