@@ -165,5 +165,7 @@ def test_explain_compares_with_the_nearest_run(loaded: tuple[Settings, World]) -
     for values in ({"k": 6}, {"k": 7}, {"k": 8, "metric": "l2"}):
         with pytest.raises(KeyboardInterrupt):
             protea.export(settings=settings, report=stop, **{**world.names(), **values})
-    found = planning.explain("world", settings=settings, overrides={"k": 7, "distance_threshold": 0.5})
+    found = planning.explain(
+        "world", settings=settings, overrides={"k": 7, "metric": "cosine", "distance_threshold": 0.5}
+    )
     assert {tuple(c["changes"]) for c in found.cuts} == {("settings.distance_threshold: null -> 0.5",)}
