@@ -53,7 +53,7 @@ $(VENV)/test.stamp: pyproject.toml $(LOCK) | $(VENV)/created.stamp
 
 # What the benchmarks compare with and draw with; nothing else needs it.
 $(VENV)/bench.stamp: $(VENV)/test.stamp
-	@$(PIP) faiss-cpu matplotlib
+	@$(PIP) -e '.[bench]'
 	@mkdir -p build
 	@touch $@
 
