@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy import _core  # type: ignore[attr-defined]
+from numpy import _core
 
 from protea.core import delimited, fs, spans
 from protea.core.delimited import TableReport
@@ -158,9 +158,10 @@ class _Arrays(pickle.Unpickler):
     """Unpickles dicts of strings and numpy arrays; any other name in the stream is refused before it is looked up."""
 
     def find_class(self, module: str, name: str) -> Any:
+        numeric: Any = _core.numeric  # what numpy itself names in a pickle, although it does not declare it
         known = {
             "_reconstruct": _core.multiarray._reconstruct,
-            "_frombuffer": _core.numeric._frombuffer,
+            "_frombuffer": numeric._frombuffer,
             "scalar": _core.multiarray.scalar,
             "ndarray": np.ndarray,
             "dtype": np.dtype,
