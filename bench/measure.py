@@ -13,25 +13,36 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-Timings = dict[str, list[float]]
+
+class Timings(dict[str, list[float]]):
+    """Seconds of each side, round by round; `cpu` likewise the processor seconds of this process, its threads and its
+    children together.
+
+    On a busy machine the latter say what was asked of it; the former also what it was given.
+    """
+
+    def __init__(self, sides: Iterable[str]) -> None:
+        super().__init__((name, []) for name in sides)
+        self.cpu: dict[str, list[float]] = {name: [] for name in sides}
 
 
 def alternate(sides: Mapping[str, Callable[[], object]], rounds: int = 5, warm: bool = True) -> Timings:
     """Seconds of each side, `rounds` times in turn; one round before that is not counted (compiling, page cache)."""
-    taken: Timings = {name: [] for name in sides}
+    taken = Timings(sides)
     for number in range(-1 if warm else 0, rounds):
         names = list(sides)
         for name in names if number % 2 else reversed(names):  # who comes first changes, too
             gc.collect()
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), sum(os.times()[:4])
             sides[name]()
             if number >= 0:
                 taken[name].append(time.perf_counter() - start)
+                taken.cpu[name].append(sum(os.times()[:4]) - cpu)
     return taken
 
 

@@ -5,7 +5,7 @@ A stage is a function of (size, directory, rounds) to rows of the table. Each ru
 """
 
 import contextlib
-import re
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from protea.core.operations.export_research_dataset import export_research_datas
 from protea.core.parquet_export import PARQUET, _stream_assemble
 from protea.core.schema import CATEGORIES, ROW_GROUP, ROWS
 
-from .measure import alternate, anonymous_mb, peak_mb, ratio, watched
+from .measure import Timings, alternate, anonymous_mb, peak_mb, ratio, watched
 from .workload import ALL_FAMILIES, SIZES, TABLES, Workload, accession_names, make, write_gaf, write_hdf5
 
 Rows = list[dict[str, Any]]
@@ -31,13 +31,15 @@ CODED = [f.name for f in ROWS if pa.types.is_dictionary(f.type)]
 
 
 def row(
-    stage: str, size: str, ours: list[float], against: str = "", other: list[float] | None = None, *,
-    value: float, unit: str, target: float | None = None, least: bool = False, **more: Any,
+    stage: str, size: str, taken: Timings | None = None, against: str = "", other: str = "", *,
+    value: float, unit: str, target: float | None = None, least: bool = False, ours: str = "ours", **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """A line of the table. `ours`, `other`: seconds of each round; `value` is held against `target`."""
+    """A line of the table: the sides `ours` and `other` of `taken`; `value` is held against `target`."""
     met = None if target is None else bool(value >= target if least else value <= target)
+    seconds = taken or Timings([])
     return {
-        "stage": stage, "size": size, "ours": ours, "against": against, "other": other or [], "value": value, "unit": unit,
+        "stage": stage, "size": size, "ours": seconds.get(ours, []), "against": against, "other": seconds.get(other, []),
+        "ours_cpu": seconds.cpu.get(ours, []), "other_cpu": seconds.cpu.get(other, []), "value": value, "unit": unit,
         "target": target, "least": least, "met": met, "peak_mb": round(peak_mb()), **more,
     }  # fmt: skip
 
@@ -90,10 +92,10 @@ def knn(size: str, directory: Path, rounds: int) -> Rows:
     _exact(inputs.store.matrix, own, donors, p.search.aspects, found[0])
     work = 2.0 * len(own) * len(donors) * unit.shape[1]
     gflops = {f"{name}_gflops": round(work / min(s) / 1e9, 1) for name, s in taken.items() if name != "faiss"}
-    lines = [row("exact KNN, three aspects", size, taken["ours"], "one float32 product", taken["product"],
+    lines = [row("exact KNN, three aspects", size, taken, "one float32 product", "product",
                  value=ratio(taken, "ours", "product"), unit="x", target=1.3, **gflops)]  # fmt: skip
     if faiss is not None:
-        lines.append(row("exact KNN, three aspects", size, taken["ours"], "faiss IndexFlatIP an aspect", taken["faiss"],
+        lines.append(row("exact KNN, three aspects", size, taken, "faiss IndexFlatIP an aspect", "faiss",
                          value=ratio(taken, "ours", "faiss"), unit="x", target=0.45))  # fmt: skip
     return lines
 
@@ -116,7 +118,7 @@ def knn_memory(size: str, directory: Path, rounds: int) -> Rows:
     neighbours(p, p.queries[:100])  # BLAS's own buffers, and the compiled code
     with watched() as memory:
         neighbours(p, p.queries)
-    return [row("exact KNN, extra memory", size, [], value=round(memory.extra), unit="MB", target=100)]
+    return [row("exact KNN, extra memory", size, value=round(memory.extra), unit="MB", target=100)]
 
 
 # --- rows and files
@@ -165,8 +167,8 @@ def _rows(size: str, directory: Path, rounds: int, every: bool) -> Rows:
     rate = n / sorted(taken["ours"])[rounds // 2] / 1e6
     common = {"rows": n, "megabytes": round(sum((out / f"{c}.parquet").stat().st_size for c in CATEGORIES) / 1e6)}
     return [
-        row(f"rows to shards, {what}", size, taken["ours"], value=rate, unit="M rows/s", target=1.0, least=True, **common),
-        row(f"rows to shards, {what}", size, taken["ours"], "write_table of the rows", taken["write"],
+        row(f"rows to shards, {what}", size, taken, value=rate, unit="M rows/s", target=1.0, least=True, **common),
+        row(f"rows to shards, {what}", size, taken, "write_table of the rows", "write",
             value=ratio(taken, "ours", "write"), unit="x", target=2.0, **common),
     ]  # fmt: skip
 
@@ -198,7 +200,7 @@ def assembly(size: str, directory: Path, rounds: int) -> Rows:
 
     taken = alternate({"ours": lambda: _stream_assemble(out / "joined.parquet", ROWS, parts), "copy": copied}, rounds)
     n = sum(files[c].rows for c in CATEGORIES)
-    return [row("assembly", size, taken["ours"], "reading and writing the rows", taken["copy"],
+    return [row("assembly", size, taken, "reading and writing the rows", "copy",
                 value=ratio(taken, "ours", "copy"), unit="x", target=1.2, rows=n)]  # fmt: skip
 
 
@@ -221,7 +223,7 @@ def hdf5(size: str, directory: Path, rounds: int) -> Rows:
             return np.stack([f[name][()] for name in f])
 
     taken = alternate({"ours": lambda: inspect_embeddings(path), "usual": usual}, max(3, rounds // 2))
-    return [row(f"HDF5, {n:,} datasets of 1024", size, taken["ours"], "one dataset a call", taken["usual"],
+    return [row(f"HDF5, {n:,} datasets of 1024", size, taken, "one dataset a call", "usual",
                 value=ratio(taken, "ours", "usual"), unit="x", target=0.25)]  # fmt: skip
 
 
@@ -256,16 +258,14 @@ def gaf(size: str, directory: Path, rounds: int) -> Rows:
                 pass
 
     taken = alternate({"ours": lambda: _load_gaf(path, accessions), "inflate": inflate}, max(3, rounds // 2))
-    return [row(f"GAF, {GAF_ROWS[size] / 1e6:g} M rows", size, taken["ours"], "inflating it (isal)", taken["inflate"],
+    return [row(f"GAF, {GAF_ROWS[size] / 1e6:g} M rows", size, taken, "inflating it (isal)", "inflate",
                 value=ratio(taken, "ours", "inflate"), unit="x", target=2.0)]  # fmt: skip
 
 
 def gaf_memory(size: str, directory: Path, rounds: int) -> Rows:
     """Peak memory of the process that loads the GAF."""
     _load_gaf(*_gaf(size, directory))
-    return [
-        row(f"GAF, {GAF_ROWS[size] / 1e6:g} M rows, memory", size, [], value=round(peak_mb()), unit="MB", target=600)
-    ]
+    return [row(f"GAF, {GAF_ROWS[size] / 1e6:g} M rows, memory", size, value=round(peak_mb()), unit="MB", target=600)]
 
 
 def alignments(size: str, directory: Path, rounds: int) -> Rows:
@@ -274,22 +274,18 @@ def alignments(size: str, directory: Path, rounds: int) -> Rows:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-
-    def taken(label: str) -> list[float]:
+    labels = {
+        "here": "here", "usual": "usual way", "first": "here, filling the cache", "second": "second run, from the cache",
+    }  # fmt: skip
+    taken = Timings(labels)
+    for name, label in labels.items():
         line = next(line for line in done.stdout.splitlines() if line.startswith(f"{label}  "))
-        return [float(x) for x in line.rpartition(":")[2].split(",")]
-
-    def factor(label: str) -> float:
-        match = re.search(rf"^{label}\s+([\d.]+) x", done.stdout, re.M)
-        assert match is not None
-        return float(match[1])
-
+        taken[name] = [float(x) for x in line.rpartition(":")[2].split(",")]
     return [
-        row("alignments, NW and SW", "1,500 pairs", taken("here"), "striped traceback, two processes", taken("usual way"),
-            value=factor("ratio to the usual way"), unit="x faster", target=3.3, least=True),
-        row("alignments, a second export", "1,500 pairs", taken("second run, from the cache"), "the first",
-            taken("here, filling the cache"), value=factor("second run to the first"), unit="x faster", target=20,
-            least=True),
+        row("alignments, NW and SW", "1,500 pairs", taken, "striped traceback, two processes", "usual", ours="here",
+            value=ratio(taken, "usual", "here"), unit="x faster", target=3.3, least=True),
+        row("alignments, a second export", "1,500 pairs", taken, "the first", "first", ours="second",
+            value=ratio(taken, "first", "second"), unit="x faster", target=20, least=True),
     ]  # fmt: skip
 
 
@@ -319,7 +315,7 @@ def one_cut(size: str, directory: Path, rounds: int) -> Rows:
 
     taken = alternate({"ours": whole, "floor": floor}, rounds)
     n = sum(files[c].rows for c in CATEGORIES)
-    return [row("one cut, end to end", size, taken["ours"], "one product + writing the rows", taken["floor"],
+    return [row("one cut, end to end", size, taken, "one product + writing the rows", "floor",
                 value=ratio(taken, "ours", "floor"), unit="x", target=2.0, rows=n)]  # fmt: skip
 
 
@@ -351,8 +347,8 @@ def whole_export(size: str, directory: Path, rounds: int) -> Rows:
     n = manifest["n_train_rows"] + manifest["n_eval_rows"]
     what = f"whole export, {size}, {w.size.cuts} cuts"
     return [
-        row(what, size, taken["ours"], value=taken["ours"][0] / 60, unit="minutes", target=10, rows=n),
-        row(f"{what}, memory", size, [], value=round(peak_mb()), unit="MB", target=3_000, rows=n,
+        row(what, size, taken, value=taken["ours"][0] / 60, unit="minutes", target=10, rows=n),
+        row(f"{what}, memory", size, value=round(peak_mb()), unit="MB", target=3_000, rows=n,
             own_mb=round(memory.peak), start_mb=round(before)),
     ]  # fmt: skip
 
@@ -372,29 +368,27 @@ def largest(size: str, directory: Path, rounds: int) -> Rows:
 
     with watched() as memory:
         taken = alternate({"ours": run}, 1, warm=False)
-    return [row(f"one cut of {size}, memory beside the matrix", size, taken["ours"], value=round(memory.peak), unit="MB",
+    return [row(f"one cut of {size}, memory beside the matrix", size, taken, value=round(memory.peak), unit="MB",
                 target=4_000)]  # fmt: skip
 
 
 def startup(size: str, directory: Path, rounds: int) -> Rows:
     """`protea --help`, and `protea list` with the server up."""
-    import os
+    from protea.catalog import open_catalog
+    from protea.settings import Settings
 
-    command = str(Path(sys.executable).with_name("protea"))
-    env = {**os.environ, "PROTEA_HOME": str(directory / "home")}
+    home = directory / "home"
+    command, env = str(Path(sys.executable).with_name("protea")), {**os.environ, "PROTEA_HOME": str(home)}
 
     def call(*words: str) -> None:
         subprocess.run([command, *words], env=env, check=True, stdout=subprocess.DEVNULL)
 
-    call("list")  # starts the embedded server
-    try:
+    with open_catalog(Settings(home=home)):  # the embedded server stays up while somebody uses it
         taken = alternate({"help": lambda: call("--help"), "list": lambda: call("list")}, max(5, rounds))
-    finally:
-        subprocess.run([command, "db", "stop"], env=env, check=False, stdout=subprocess.DEVNULL)
     middle = {name: sorted(s)[len(s) // 2] for name, s in taken.items()}
     return [
-        row("protea --help", "-", taken["help"], value=middle["help"], unit="s", target=0.3),
-        row("protea list", "-", taken["list"], value=middle["list"], unit="s", target=0.8),
+        row("protea --help", "-", taken, ours="help", value=middle["help"], unit="s", target=0.3),
+        row("protea list", "-", taken, ours="list", value=middle["list"], unit="s", target=0.8),
     ]
 
 

@@ -109,31 +109,35 @@ def resolve(config: ExportConfig, catalog: Catalog, settings: Settings) -> "tupl
     from .core.keys import ExportInputs, InputRef
 
     store = ObjectStore(settings.storage)
+    whole: set[str] = set()
+
+    def there(kind: str, row: Any) -> Path:
+        """Where an input's files are, each compared with the digest that loading recorded."""
+        if row.object_digest not in whole and not store.intact(kind, row.object_digest):
+            raise StorageError(f"the files of {row.name!r} are gone or damaged", hint="load it again")
+        whole.add(row.object_digest)
+        return store.path(kind, row.object_digest)
 
     def ref(kind: str, name: str | None) -> InputRef:
         row = catalog.find(kind, name)
-        return InputRef(row.name, row.identity, _there(store.path(kind, row.object_digest), row.name), row.stats)
+        return InputRef(row.name, row.identity, there(kind, row), row.stats)
 
     embeddings = ref("embeddings", config.embedding_config)
     sets, derived = {}, set()
     for v in config.versions:
         row = catalog.annotation_set(config.annotation_source, str(v))
-        path = _there(store.path("annotations", row.object_digest), row.name)
-        sets[v] = AnnotationSource(v, path, row.identity, row.cut_date, row.stats)
+        sets[v] = AnnotationSource(v, there("annotations", row), row.identity, row.cut_date, row.stats)
         if row.derived_from_date:
             derived.add(v)
     ontology, proteins = ref("ontology", config.ontology), ref("proteins", config.proteins)
+    idle = {} if config.compute_alignments else {"max_alignment_cells": None}
+    idle |= {} if config.compute_taxonomy else {"taxonomy": None}
+    # what is switched off cannot change a byte, and must not change a key
     config = config.model_copy(
-        update={"ontology": ontology.name, "proteins": proteins.name, "embedding_config": embeddings.name}
+        update={**idle, "ontology": ontology.name, "proteins": proteins.name, "embedding_config": embeddings.name}
     )
     tables = {setting: ref(kind, name) for setting, kind in TABLES.items() if (name := getattr(config, setting))}
     return config, ExportInputs(ontology, proteins, embeddings, sets, frozenset(derived), tables)
-
-
-def _there(path: Path, name: str) -> Path:
-    if not path.is_dir():
-        raise StorageError(f"the files of {name!r} are gone from {path}", hint="load it again")
-    return path
 
 
 def configure(config: Path | str | ExportConfig | None, values: Mapping[str, Any]) -> ExportConfig:

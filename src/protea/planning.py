@@ -14,25 +14,14 @@ from typing import Any
 from .catalog import open_catalog
 from .core.config import ExportConfig, load
 from .errors import NotFoundError
-from .exporting import Report, Rows, configure, resolve
+from .exporting import TABLES, Report, Rows, configure, resolve
 from .settings import Settings
 
 SAMPLE = 128
 """Queries of each cut whose rows are counted to estimate the rest."""
 
-NO_ROWS_OF_THEIR_OWN = {
-    "compute_alignments": False,
-    "compute_taxonomy": False,
-    "compute_self_prior": False,
-    "compute_association": False,
-    "term_vectors": None,
-    "external_scores": None,
-    "use_embedding_pca": False,
-}
-"""Families that add columns and no rows: a plan does not compute them."""
-
 BYTES_PER_ROW = 60
-"""Disk bytes of a row, compressed, all families on; a first guess that the shards replace."""
+"""Disk bytes of a row, compressed, as seen with all families on."""
 
 BASE_MEMORY = 400 << 20
 """What a run needs beside the inputs it holds: libraries, one batch of rows in each of three shards, one tile."""
@@ -69,7 +58,8 @@ def plan(
     import numpy as np
 
     from .core import annotation_set
-    from .core.cut import neighbours, prepare, rows
+    from .core.cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, neighbours, prepare, rows
+    from .core.features import PRODUCERS
     from .core.keys import cut_key, cuts, fingerprint
     from .core.ontology import ASPECT_NAMES
     from .core.operations.export_research_dataset import load_inputs
@@ -83,7 +73,9 @@ def plan(
         row = Rows(catalog).find(resolved.name)
     mark = fingerprint(resolved, inputs)
     staging = Staging(settings.resume_dir, resolved.name, mark)
-    shared = load_inputs(resolved.model_copy(update=NO_ROWS_OF_THEIR_OWN), inputs, settings.threads)
+    # families that only add columns are not computed; InterPro may add rows
+    off = {p.switch: None if p.switch in TABLES else False for p in PRODUCERS if p.switch not in (None, "interpro")}
+    shared = load_inputs(resolved.model_copy(update=off), inputs, settings.threads)
     out: list[dict[str, Any]] = []
     warnings: list[str] = []
     if row and row["fingerprint"] == mark:
@@ -136,7 +128,7 @@ def plan(
         expected,
         2 * expected * BYTES_PER_ROW,  # shards and the published files are there at once
         shutil.disk_usage(_existing(settings.storage)).free,
-        BASE_MEMORY + memory,
+        BASE_MEMORY + memory + 50 * min(NEIGHBOURS_PER_BLOCK, 3 * resolved.k * QUERIES_PER_BLOCK),
         warnings,
     )
 
@@ -196,11 +188,14 @@ def explain(
         entry["changes"] = []
         if stage is None:
             entry["reason"] = why or ("the dataset is published; nothing is left to do" if published else None)
-            for other in others:
-                marker = read_marker(other / "cuts" / cut.pair)
-                if marker is not None:
-                    entry["changes"] = changes(marker["document"], key) or ["another cut of the series"]
-                    entry["reason"] = why or f"finished for {other.name}, but something changed"
+            told = [
+                (changes(marker["document"], key) or ["another cut of the series"], other.name)
+                for other in others
+                if (marker := read_marker(other / "cuts" / cut.pair)) is not None
+            ]
+            if told:  # of several runs the one that differs least
+                entry["changes"], name = min(told, key=lambda one: (len(one[0]), one))
+                entry["reason"] = why or f"finished for {name}, but something changed"
             if not entry["changes"] and since:
                 entry["changes"] = since
                 entry["reason"] = why or f"the dataset {resolved.name!r} was made from other settings"

@@ -165,7 +165,7 @@ def test_a_second_export_with_another_k_reuses_alignments(home: Settings) -> Non
         **settings,
     ).train.to_table()
     assert len(aligned) == len(DAYS) - 1
-    assert all(a["computed"] == 0 and a["from_cache"] == a["pairs"] > 0 for a in aligned)
+    assert all(a["computed"] == 0 and a["from_cache"] == a["asked"] > 0 for a in aligned)
     keys = ["snapshot_pair", "protein_accession", "ref_protein_accession"]
     columns = [*keys, "alignment_score_nw", "identity_nw", "gaps_pct_sw", "alignment_length_sw"]
 

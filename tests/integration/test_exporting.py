@@ -13,7 +13,7 @@ import pytest
 import protea
 from protea import exporting, ingest, planning
 from protea.catalog import open_catalog
-from protea.errors import ConfigError, NotFoundError
+from protea.errors import ConfigError, NotFoundError, StorageError
 from protea.settings import Settings
 from worlds import World, random_world
 
@@ -118,3 +118,54 @@ def test_embedding_the_loaded_sequences(loaded: tuple[Settings, World]) -> None:
         ingest.embed(settings, "esm")
     with open_catalog(settings) as catalog:
         assert catalog.find("embeddings", "vectors").stats["recipe"]["file"] == "vectors.npz"
+
+
+def test_a_damaged_input_is_refused(loaded: tuple[Settings, World]) -> None:
+    """A stored file that is not what loading wrote must not get into a dataset."""
+    settings, world = loaded
+    (matrix,) = (settings.storage / "objects" / "embeddings").glob("*/matrix.npy")
+    data = bytearray(matrix.read_bytes())
+    data[-1] ^= 1
+    matrix.write_bytes(bytes(data))
+    for call in (protea.export, planning.plan):
+        with pytest.raises(StorageError, match=r"'vectors' are gone or damaged \(load it again\)"):
+            call(settings=settings, **world.names())
+
+
+def test_a_table_that_matches_nothing_is_told(loaded: tuple[Settings, World], tmp_path: Path) -> None:
+    settings, world = loaded
+    (tmp_path / "scores.tsv").write_text("NOBODY\tGO:0003674\t0.5\n")
+    ingest.load_scores(settings, tmp_path / "scores.tsv", name="none")
+    said: list[str] = []
+    dataset = protea.export(
+        settings=settings,
+        report=lambda kind, **what: said.append(what["text"]) if kind == "export.warning" else None,
+        external_scores="none",
+        **world.names(),
+    )
+    assert dataset.manifest["families"]["classifier"]["status"] == "absent"
+    assert [text for text in said if "classifier" in text] == ["family classifier is absent: always null; always False"]
+
+
+def test_what_is_switched_off_changes_no_key(loaded: tuple[Settings, World]) -> None:
+    settings, world = loaded
+    plain = planning.plan(settings=settings, **world.names())
+    assert planning.plan(settings=settings, max_alignment_cells=10, **world.names()).fingerprint == plain.fingerprint
+    assert planning.plan(settings=settings, k=4, **world.names()).fingerprint != plain.fingerprint
+
+
+def test_explain_compares_with_the_nearest_run(loaded: tuple[Settings, World]) -> None:
+    """Of several unfinished runs of a name, the one that differs least says what changed."""
+    settings, world = loaded
+
+    def stop(kind: str, **_: object) -> None:
+        if kind == "assembly.started":
+            raise KeyboardInterrupt
+
+    for values in ({"k": 6}, {"k": 7}, {"k": 8, "metric": "l2"}):
+        with pytest.raises(KeyboardInterrupt):
+            protea.export(settings=settings, report=stop, **{**world.names(), **values})
+    found = planning.explain(
+        "world", settings=settings, overrides={"k": 7, "metric": "cosine", "distance_threshold": 0.5}
+    )
+    assert {tuple(c["changes"]) for c in found.cuts} == {("settings.distance_threshold: null -> 0.5",)}

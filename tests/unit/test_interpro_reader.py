@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from protea.core import delimited, interpro
-from protea.core.interpro import DATABASES, SCHEMA, read_interpro
+from protea.core.interpro import SCHEMA, read_interpro
+from protea.core.schema import INTERPRO_DATABASES as DATABASES
 from protea.errors import ConfigError, InputError
 
 MASK = {name: 1 << i for i, name in enumerate(DATABASES)}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from protea.core import features, manifest, schema
+from protea.core import features, schema
+from protea.core.config import ExportConfig
 
 CONTRACT = Path(__file__).resolve().parents[3] / "shared" / "design" / "columns.csv"
 TYPES = {
@@ -73,6 +74,7 @@ def test_truth_and_known() -> None:
 def test_every_family_can_be_told_to_be_on_or_off() -> None:
     """The manifest gives each family a status: it is always on, or a setting switches it."""
     always = {"identity", "knn", "annotation_meta", "go_context", "length", "lineage"}
-    assert set(manifest.SWITCHES) | always == set(schema.FAMILIES)
-    assert not set(manifest.SWITCHES) & always
-    assert callable(features.switched_on)
+    switched = {family for p in features.PRODUCERS if p.switch for family in p.families}
+    assert switched | always == set(schema.FAMILIES)
+    assert not switched & always
+    assert all(p.switch in ExportConfig.model_fields for p in features.PRODUCERS if p.switch)

@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import pickle
+import zipfile
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -71,11 +73,42 @@ def test_big_endian(tmp_path, dtype):
     assert np.array_equal(matrix, MATRIX.astype(dtype)[ORDER])
 
 
-def test_pickles_are_refused_with_advice(tmp_path):
-    vectors = dict(zip(IDS, MATRIX, strict=True))
-    for arrays in ({"embds": vectors}, {"arr_0": np.array(vectors)}, {"ids": np.array(IDS, object), "vectors": MATRIX}):
-        with pytest.raises(InputError, match=r"pickled objects.*numpy\.savez\(NEW, ids=list\(d\)"):
-            load(tmp_path, npz(tmp_path, **arrays))
+def test_a_pickled_dict_of_arrays_is_read(tmp_path):
+    """Anc2Vec's own archive: numpy.savez(embds={GO id: vector})."""
+    vectors = {"GO:0000002": np.array([1, 2], np.float32), "GO:0000001": np.array([3, 4], np.float32)}
+    for protocol in (2, 3, 4, 5):
+        path = tmp_path / f"{protocol}.npz"
+        with zipfile.ZipFile(path, "w") as archive, archive.open("embds.npy", "w") as f:
+            np.lib.format.write_array_header_1_0(f, {"descr": "|O", "fortran_order": False, "shape": ()})
+            pickle.dump(np.array(vectors, dtype=object), f, protocol=protocol)
+        report = read_term_vectors(path, tmp_path)
+        assert (report.rows, report.rejected) == (2, {})
+        assert np.load(tmp_path / "matrix.npy").tolist() == [[3, 4], [1, 2]]
+    np.savez(tmp_path / "own.npz", embds=np.array(vectors, dtype=object))
+    assert read_term_vectors(tmp_path / "own.npz", None).rows == 2
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize(
+    "what", [lambda p: Bomb(p), lambda p: {"GO:0000001": Bomb(p)}, lambda _: {"GO:0000001": 1}, lambda _: [1]]
+)
+def test_other_pickles_are_refused_with_advice(tmp_path, what):
+    mark = tmp_path / "ran"
+    held = np.empty((), dtype=object)
+    held[()] = what(mark)
+    np.savez(tmp_path / "x.npz", embds=held)
+    with pytest.raises(InputError, match=r"pickled objects.*numpy\.savez\(NEW, ids=list\(d\)"):
+        read_term_vectors(tmp_path / "x.npz", tmp_path)
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("head", ["", "3 2\n"])

@@ -138,7 +138,7 @@ def event(kind: str, what: dict[str, Any]) -> str:
     if kind == "cut.prepared":
         return f"{_cut(what)}: {what['members']:,} members, {what['queries']:,} queries, {what['donors']:,} donors"
     if kind == "cut.aligned":
-        return f"{_cut(what)}: {what['pairs']:,} pairs of sequences, {what['from_cache']:,} of them aligned before"
+        return f"{_cut(what)}: {what['asked']:,} pairs of sequences, {what['from_cache']:,} of them aligned before"
     if kind == "cut.finished":
         return f"{_cut(what)}: {what['rows']:,} rows in {what['seconds']:.1f} s"
     if kind == "cut.restored":

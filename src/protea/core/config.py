@@ -5,6 +5,7 @@ Called by the command line and the Python API; its resolved form goes into the m
 
 import difflib
 import itertools
+import re
 import tomllib
 import types
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def _version(value: object) -> int | str:
         if text.isascii() and text.isdigit():
             return int(text)
         try:
-            if len(text) == 10:
+            if re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
                 return date.fromisoformat(text).isoformat()
         except ValueError:
             pass

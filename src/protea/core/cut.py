@@ -1,6 +1,6 @@
 """One cut, end to end: two annotation sets and an embedding config in, labelled rows and counts out.
 
-`prepare` reads the two releases and finds members, donors and queries; `blocks` yields the rows of some queries. The serial
+`prepare` reads the two releases and finds members, donors and queries; `rows` yields the rows of some queries. The serial
 runner, the plan and later the minijobs call these same functions. Calls the ground truth, donors, KNN, votes, features.
 """
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .alignment_cache import AlignmentCache
 
 QUERIES_PER_BLOCK = 2_000
+NEIGHBOURS_PER_BLOCK = 1_000_000
+"""Neighbours of all aspects that one block may hold, about 50 bytes each: a large k makes for fewer queries a block."""
 ROOM_PER_TALLY = 500_000
 """Candidates, counted with their repeats, that one tally may hold: it bounds memory whatever k and the expansion are."""
 
@@ -275,7 +277,7 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
     of = QueryBlock(arrays, queries, near, proteins, local, offer, known, distance_std(near), {})
     extra = np.zeros(len(queries) + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)
     if arrays.side.interpro is not None:
-        found_by: Support = support(arrays.side.interpro, onto, arrays.accessions, queries)
+        found_by: Support = support(arrays, queries)
         of.memo["interpro"] = found_by
         if config.interpro_candidates:
             extra = found_by.ptr, found_by.term

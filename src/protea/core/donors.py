@@ -15,8 +15,6 @@ from .arrays import I32, I64, Bool, csr_pointers
 from .ground_truth import close_pairs
 from .ontology import Ontology
 
-NO_BEST = np.iinfo(np.int32).max
-
 
 @dataclass(frozen=True)
 class Donors:

@@ -28,6 +28,7 @@ from protea.core import delimited, spans
 from protea.core.arrays import csr_gather, csr_pointers
 from protea.core.delimited import Block, TableReport
 from protea.core.gafscan import go_number, trim
+from protea.core.schema import INTERPRO_DATABASES
 from protea.core.textio import BLOCK_SIZE, open_text
 from protea.errors import ConfigError, InputError
 
@@ -36,11 +37,10 @@ SCHEMA = pa.schema(
         pa.field("accession", pa.dictionary(pa.int32(), pa.string()), nullable=False),
         pa.field("go", pa.int32(), nullable=False),  # the number of the id as the file gives it
         pa.field("score", pa.float64(), nullable=False),  # finite
-        pa.field("databases", pa.uint8(), nullable=False),  # bit i: DATABASES[i]
+        pa.field("databases", pa.uint8(), nullable=False),  # bit i: INTERPRO_DATABASES[i]
         pa.field("signatures", pa.int32(), nullable=False),
     ]
 )
-DATABASES = ("pfam", "panther", "superfamily", "smart", "cdd", "prosite")
 LIMIT = 200_000_000
 """Distinct (protein, GO id, signature) that are held in memory at most."""
 
@@ -57,7 +57,7 @@ class InterProReport(TableReport):
 
     stored: int = 0
     proteins: int = 0
-    databases: dict[str, int] = field(default_factory=dict)  # stored rows that each of DATABASES supports
+    databases: dict[str, int] = field(default_factory=dict)  # stored rows that each of INTERPRO_DATABASES supports
     entries: int | None = None  # of interpro2go: InterPro entries, and (entry, GO id) pairs
     mappings: int | None = None
     files: dict[str, str] = field(default_factory=dict)  # protein2ipr: sha256 of each; `sha256` is over both
@@ -95,7 +95,7 @@ def read_interpro(
             seen.add(spans.used(batch.column(0)).dictionary)
             report.stored += len(batch)
             bits = batch.column(3).to_numpy()
-            for i, name in enumerate(DATABASES):
+            for i, name in enumerate(INTERPRO_DATABASES):
                 report.databases[name] = report.databases.get(name, 0) + int(np.count_nonzero(bits >> i & 1))
             write(batch)
 
@@ -196,7 +196,9 @@ def _table(block: Block, report: InterProReport, store: Callable[[pa.RecordBatch
 def _bits(names: Sequence[str]) -> int:
     """The mask of member databases, known without case by how their names begin."""
     lower = [name.strip().lower() for name in names]
-    return sum(1 << i for i, database in enumerate(DATABASES) if any(name.startswith(database) for name in lower))
+    return sum(
+        1 << i for i, database in enumerate(INTERPRO_DATABASES) if any(name.startswith(database) for name in lower)
+    )
 
 
 def _interproscan(block: Block, report: InterProReport, groups: "_Groups") -> None:

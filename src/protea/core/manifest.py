@@ -22,6 +22,9 @@ from .staging import Stage
 
 SCHEMA_VERSION = 1
 
+BY_DEFINITION = ("lineage_ancestor_of_count", "lineage_is_ancestor_of_known", "knn_present")
+"""Columns that vary only with `keep_known` or `interpro_candidates`: the manifest names them, a run does not."""
+
 
 def build(
     config: ExportConfig,
@@ -156,6 +159,17 @@ def _families(config: ExportConfig, splits: Sequence[Path]) -> dict[str, Any]:
     return out
 
 
+def still(families: Mapping[str, Any]) -> list[str]:
+    """The families and columns that were switched on and do not vary, one line each."""
+    out = []
+    for family, s in families.items():
+        if s["status"] == "absent" and not s["reason"].startswith("switched off"):
+            out.append(f"family {family} is absent: {s['reason']}")
+        columns = s.get("absent_columns", {}).items()
+        out += [f"column {name} of {family} does not vary: {why}" for name, why in columns if name not in BY_DEFINITION]
+    return out
+
+
 def _constant_columns(splits: Sequence[Path]) -> dict[str, str]:
     """Columns with one value at most, nulls aside, over all row groups, by the files' statistics."""
     seen: dict[str, set[Any]] = {name: set() for name in schema.NAMES}
@@ -170,7 +184,9 @@ def _constant_columns(splits: Sequence[Path]) -> dict[str, str]:
                     s = group.column(i).statistics
                     nulls[name] += s.null_count
                     if s.null_count < group.num_rows:
-                        seen[name] |= {s.min, s.max} if s.has_min_max else {0, 1}  # unknown: taken to vary
+                        seen[name] |= (
+                            {_plus(s.min), _plus(s.max)} if s.has_min_max else {0, 1}
+                        )  # unknown: taken to vary
     if not rows:
         return dict.fromkeys(schema.NAMES, "there are no rows")
     return {
@@ -178,6 +194,11 @@ def _constant_columns(splits: Sequence[Path]) -> dict[str, str]:
         for name, v in seen.items()
         if len(v) <= 1
     }
+
+
+def _plus(value: Any) -> Any:
+    """The value; 0.0 for -0.0, which Parquet's statistics use as the least zero."""
+    return value + 0.0 if isinstance(value, float) else value
 
 
 def _git_sha() -> str | None:

@@ -1,6 +1,6 @@
 """The text of an OBO file: its [Term] stanzas with the eight tags that decide a GO graph, checked, with line numbers.
 
-Called by core.ontology; calls textio. The lines are tokenised here rather than by fastobo, which takes six times as
+Called by core.ontology; calls textio. The lines are tokenised here rather than by fastobo, which takes twice as
 long, gives no line of a stanza, and refuses a file for what does not concern us (an unescaped brace in a name).
 """
 

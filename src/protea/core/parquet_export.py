@@ -1,12 +1,14 @@
 """The published Parquet files: row groups as the contract has them, the same bytes from whatever batches arrive.
 
-`_SplitWriter` writes shards (from coded batches) and the final files (from shards); `_stream_assemble` joins shards one
-row group at a time. Called by the cut runner and the export operation; calls pyarrow.
+`_SplitWriter` writes shards from coded batches, each row group on a thread of its own while the next one is computed;
+`_stream_assemble` joins shards without decoding them. Called by the cut runner and the export operation; calls pyarrow.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pyarrow.parquet as pq
 from ..errors import StorageError
 from . import fs
 from .arrays import nothing
+from .parquet_join import join
 from .schema import ROW_GROUP
 
 PARQUET = {
@@ -47,7 +50,8 @@ class _SplitWriter:
 
     Batches may have int32 codes in dictionary columns (`words` says what they stand for) and may lack columns, which are
     null. The file appears under its final name only when it is whole, checked and durable (`close`); `abandon`, or a
-    kill, leaves nothing under that name.
+    kill, leaves nothing under that name. One row group at a time is encoded by the writer's thread; what goes wrong
+    there is raised by the next call.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, words: Mapping[str, pa.Array] | None = None) -> None:
@@ -57,8 +61,9 @@ class _SplitWriter:
         self._tmp = path.with_name(f".{path.name}.tmp")
         self._held: list[pa.Table] = []
         self._n_held = 0
-        coded = [f.name for f in schema if pa.types.is_dictionary(f.type)]
-        self._writer = pq.ParquetWriter(self._tmp, schema, use_dictionary=coded, **PARQUET)
+        self._writer = _writer(self._tmp, schema)
+        self._thread = ThreadPoolExecutor(1, "protea-write")  # starts with the first row group
+        self._encoding: Future[None] | None = None
 
     def write(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Append rows to the current part."""
@@ -82,12 +87,21 @@ class _SplitWriter:
         self._held, self._n_held = ([rest] if rest.num_rows else []), rest.num_rows
         self.write_group(held.slice(0, n))
 
-    def write_group(self, table: pa.Table, digest: str | None = None) -> None:
-        """Write one row group as it is; `digest` if its logical digest is known already."""
+    def write_group(self, table: pa.Table) -> None:
+        """Write one row group as it is."""
+        self._wait()
+        self.rows += len(table)
+        self._encoding = self._thread.submit(self._encode, table, self._writer.write_table)
+
+    def _encode(self, table: pa.Table, write: Callable[..., None]) -> None:
         group = self._whole(table)
-        self._writer.write_table(group, row_group_size=max(1, len(group)))
-        self.rows += len(group)
-        self.digests.append(digest or logical_digest(group))
+        write(group, row_group_size=max(1, len(group)))
+        self.digests.append(logical_digest(group))
+
+    def _wait(self) -> None:
+        encoding, self._encoding = self._encoding, None
+        if encoding is not None:
+            encoding.result()
 
     def _whole(self, table: pa.Table) -> pa.Table:
         """All columns of the file, with the words of its dictionaries."""
@@ -111,6 +125,8 @@ class _SplitWriter:
     def close(self) -> FileInfo:
         """Finish the file: close, reopen and check, fsync, rename, fsync the directory."""
         self.end_part()
+        self._wait()
+        self._thread.shutdown()
         self._writer.close()
         check(self._tmp, self.schema, self.rows)
         info = FileInfo(
@@ -121,9 +137,15 @@ class _SplitWriter:
 
     def abandon(self) -> None:
         """Drop the unfinished file."""
+        self._thread.shutdown()
         with contextlib.suppress(OSError, pa.ArrowException):  # on a full disk the footer cannot be written either
             self._writer.close()
         self._tmp.unlink(missing_ok=True)
+
+
+def _writer(where: Path | io.BytesIO, schema: pa.Schema) -> pq.ParquetWriter:
+    coded = [f.name for f in schema if pa.types.is_dictionary(f.type)]
+    return pq.ParquetWriter(where, schema, use_dictionary=coded, **PARQUET)
 
 
 def check(path: Path, schema: pa.Schema, rows: int) -> None:
@@ -212,18 +234,30 @@ def _stream_assemble(
     shards: Iterable[tuple[Path, tuple[str, ...]]],
     checkpoint: Callable[[], None] = nothing,
 ) -> FileInfo:
-    """Join shards (with the digests of their row groups) into `path`, one row group in memory at a time.
+    """Join shards (with the digests of their row groups) into `path`; memory does not grow with them.
 
-    Shards already have the contract's row groups, so joining moves row groups; nothing is sliced or sorted again.
+    Shards already have the contract's row groups, so joining moves row groups; nothing is decoded, sliced or sorted again.
     """
-    out = _SplitWriter(path, schema)
+    shards = list(shards)
+    digests = tuple(d for _, of_shard in shards for d in of_shard)
+    empty = io.BytesIO()
+    _writer(empty, schema).close()
+    tmp = path.with_name(f".{path.name}.tmp")
     try:
-        for shard, digests in shards:
-            with pq.ParquetFile(shard) as f:
-                for i in range(f.num_row_groups):
-                    checkpoint()
-                    out.write_group(f.read_row_group(i), digests[i])
-        return out.close()
+        with tmp.open("wb") as out:
+            joined = join(out, empty.getvalue(), _checked(shards, checkpoint))
+        if joined.groups != len(digests):
+            raise StorageError(f"{path}: {joined.groups} row groups were joined and {len(digests)} are known of")
+        check(tmp, schema, joined.rows)
+        fs.commit_file(tmp, path)
+        return FileInfo(path.name, joined.rows, joined.size, joined.sha256, digests)
     except BaseException:
-        out.abandon()
+        tmp.unlink(missing_ok=True)
         raise
+
+
+def _checked(shards: Iterable[tuple[Path, tuple[str, ...]]], checkpoint: Callable[[], None]) -> Iterator[Path]:
+    """The shards' paths, with a chance to stop before each."""
+    for shard, _ in shards:
+        checkpoint()
+        yield shard

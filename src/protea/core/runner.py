@@ -21,7 +21,7 @@ from .annotation_set import AnnotationSet
 from .arrays import nothing
 from .blocks import Blocks
 from .config import ExportConfig
-from .cut import QUERIES_PER_BLOCK, Cut, CutInputs, Prepared, count_queries, prepare
+from .cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, Cut, CutInputs, Prepared, count_queries, prepare
 from .embeddings.store import VectorStore
 from .keys import ExportInputs, cut_key, cuts
 from .ontology import Ontology
@@ -78,6 +78,10 @@ class CutRunner:
     """What `run.json` says of each cut."""
     _sets: dict[Any, AnnotationSet] = field(default_factory=dict)
     _prepared: Prepared | None = None
+
+    def __post_init__(self) -> None:
+        # a block holds its neighbours: a large k makes for fewer queries a block
+        self.queries_per_block = max(1, min(self.queries_per_block, NEIGHBOURS_PER_BLOCK // (3 * self.config.k)))
 
     @cached_property
     def cuts(self) -> list[Cut]:

@@ -46,7 +46,7 @@ RANGES: dict[str, str] = {
     "neighbor_vote_fraction": "0 to 1",
     "qualifier": "enables, involved_in, located_in, contributes_to, colocalizes_with, acts_upstream_of*",
     "evidence_code": "the 25 codes",
-    "information_accretion": ">= 0 (a supplied file: any)",
+    "information_accretion": ">= 0",
     "taxonomic_common_ancestors": ">= 1",
     "taxonomic_relation": "same, parent, child, ancestor, descendant, close, intermediate, distant, root-only",
     "tax_voters_mean_common_ancestors": ">= 1",
@@ -86,7 +86,8 @@ def _alignment(suffix: str, what: str, null_when: str) -> tuple[Column, ...]:
     )  # fmt: skip
 
 
-_INTERPRO_DBS = ("pfam", "panther", "superfamily", "smart", "cdd", "prosite")
+INTERPRO_DATABASES = ("pfam", "panther", "superfamily", "smart", "cdd", "prosite")
+"""The member databases that have a column; the bit of each in a stored row is its place here."""
 
 COLUMNS: tuple[Column, ...] = (
     Column("protein_accession", DICT, "identity", "the query protein"),
@@ -145,7 +146,7 @@ COLUMNS: tuple[Column, ...] = (
            "family off; interpro_present is false"),
     Column("interpro_n_signatures", I32, "interpro", "signatures of the supporting InterPro rows", "signatures", _OFF),
     *(Column(f"interpro_db_{db}", BOOL, "interpro", f"a supporting row has a signature of {db}", "", _OFF)
-      for db in _INTERPRO_DBS),
+      for db in INTERPRO_DATABASES),
     Column("knn_present", BOOL, "knn", "the term has a voter"),
     Column("interpro_present", BOOL, "interpro", "an InterPro row of the query supports the term", "", _OFF),
     Column("classifier_score", F32, "classifier", "score of the external predictor", "score",

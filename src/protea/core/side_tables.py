@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .arrays import I32, I64
+from .arrays import I32, I64, csr_gather, csr_pointers
 from .lineages import Lineages
 from .ontology import Ontology
 
@@ -143,12 +143,23 @@ def _protein_terms(path: Path, onto: Ontology, names: list[str], dropped: dict[s
     )
 
 
-def rows_of(table: ProteinTerms, accessions: pa.Array, queries: I32) -> tuple[I64, I64]:
-    """The rows of `queries` (ascending universe codes) as (ptr int64[len+1], row int64): those of each, in file order."""
-    code = pc.fill_null(pc.index_in(table.accessions, value_set=accessions), -1).to_numpy().astype(np.int32)
-    place = np.full(len(accessions) + 1, -1, dtype=np.int64)  # the last one catches the code -1
-    place[queries] = np.arange(len(queries))
-    which = place[code][table.protein] if len(code) else np.zeros(0, dtype=np.int64)
-    rows = np.flatnonzero(which >= 0)
-    rows = rows[np.argsort(which[rows], kind="stable")]
-    return np.searchsorted(which[rows], np.arange(len(queries) + 1)).astype(np.int64), rows
+@dataclass(frozen=True)
+class ByProtein:
+    """The rows of a table by universe code: ptr int64[U+1], row int64, those of each protein in file order."""
+
+    ptr: I64
+    row: I64
+
+    def of(self, proteins: I32) -> tuple[I64, I64]:
+        """The rows of some proteins as (ptr int64[len+1], row int64)."""
+        owner, rows = csr_gather(self.ptr, self.row, proteins)
+        return csr_pointers(owner, len(proteins)), rows
+
+
+def by_protein(table: ProteinTerms, accessions: pa.Array) -> ByProtein:
+    """Sort a table's rows by the proteins of a cut's universe; rows of other proteins are left out."""
+    code = pc.fill_null(pc.index_in(table.accessions, value_set=accessions), -1).to_numpy().astype(np.int64)
+    whose = code[table.protein] if len(code) else np.zeros(0, dtype=np.int64)
+    rows = np.flatnonzero(whose >= 0)
+    rows = rows[np.argsort(whose[rows], kind="stable")]
+    return ByProtein(csr_pointers(whose[rows], len(accessions)), rows)

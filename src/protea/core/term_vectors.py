@@ -1,16 +1,21 @@
 """Vectors of GO terms, such as Anc2Vec's: NPZ archives and word2vec text, as one matrix with its ids.
 
-Called by `ingest` and `protea inspect`; calls `delimited` for text. Nothing is unpickled. Contract section 11.
+Called by `ingest` and `protea inspect`; calls `delimited` for text. Contract section 11. Anc2Vec's own archive is a pickled
+dict of arrays: it is read by an unpickler that knows numpy's arrays and looks up no other name, so it can run nothing.
 """
 
+import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy import _core
 
 from protea.core import delimited, fs, spans
 from protea.core.delimited import TableReport
@@ -132,9 +137,9 @@ def _npz(path: Path, report: TermVectorsReport) -> tuple[np.ndarray, np.ndarray]
             else:
                 names, matrix = _ids_and_matrix(path, archive)
     except NPZ_DAMAGE as e:
-        if "Object arrays" in str(e) or "allow_pickle" in str(e):
-            raise InputError(f"{path} holds pickled objects, which are never loaded", hint=_ADVICE) from e
-        raise InputError(f"{path}: not a readable .npz archive, truncated or damaged: {e}") from e
+        if "Object arrays" not in str(e) and "allow_pickle" not in str(e):
+            raise InputError(f"{path}: not a readable .npz archive, truncated or damaged: {e}") from e
+        names, matrix = _pickled(path)
     report.file_dtype = str(matrix.dtype)
     report.rows = len(matrix)
     if not report.rows:
@@ -147,6 +152,50 @@ def _npz(path: Path, report: TermVectorsReport) -> tuple[np.ndarray, np.ndarray]
         report.reject("go_id", len(bad), [(i + 1, str(names[i])[:80]) for i in some])
     matrix = matrix.astype(np.float32 if stored == np.float16 else stored, copy=False)
     return ids[ids >= 0], matrix[ids >= 0]
+
+
+class _Arrays(pickle.Unpickler):
+    """Unpickles dicts of strings and numpy arrays; any other name in the stream is refused before it is looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        numeric: Any = _core.numeric  # what numpy itself names in a pickle, although it does not declare it
+        known = {
+            "_reconstruct": _core.multiarray._reconstruct,
+            "_frombuffer": numeric._frombuffer,
+            "scalar": _core.multiarray.scalar,
+            "ndarray": np.ndarray,
+            "dtype": np.dtype,
+            "encode": _latin1,
+        }
+        if re.fullmatch(r"numpy(\._?core\.(multiarray|numeric))?|_codecs", module) and name in known:
+            return known[name]
+        raise pickle.UnpicklingError(f"it would use {module}.{name}")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """How pickles of old protocols write the bytes of an array."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it would use the encoding {encoding}")
+    return text.encode("latin1")
+
+
+def _pickled(path: Path) -> tuple[pa.Array, np.ndarray]:
+    """Anc2Vec's archive: one object array that holds a dict of GO id and vector."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as f:
+            version = np.lib.format.read_magic(f)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            read(f)
+            held = _Arrays(f).load()
+        found = held.item() if isinstance(held, np.ndarray) and held.ndim == 0 else held
+        if not isinstance(found, dict) or not all(isinstance(k, str) for k in found):
+            raise pickle.UnpicklingError("it holds no dict of GO id and vector")
+        vectors = [np.asarray(v) for v in found.values()]
+        if len({v.shape for v in vectors}) != 1 or vectors[0].ndim != 1 or vectors[0].dtype.kind != "f":
+            raise pickle.UnpicklingError("its vectors are not all of one dimension")
+        return pa.array(list(found), pa.string()), np.stack(vectors)
+    except (pickle.UnpicklingError, *NPZ_DAMAGE, AttributeError, TypeError, IndexError, MemoryError) as e:
+        raise InputError(f"{path} holds pickled objects that are not loaded: {e}", hint=_ADVICE) from e
 
 
 def _by_name(path: Path, archive: np.lib.npyio.NpzFile) -> tuple[pa.Array, np.ndarray]:

@@ -26,7 +26,7 @@ def columns(block: Block) -> dict[str, pa.Array]:
     skipped = np.sort(pairs[stats.skipped], axis=1)  # (A, B) and (B, A) are one pair
     cut.memo.setdefault("alignment_skipped", set()).update(map(tuple, skipped.tolist()))
     done = cut.memo.setdefault("alignments", Counter())
-    done.update(pairs=stats.distinct, from_cache=stats.from_cache, computed=stats.computed)
+    done.update(asked=stats.distinct, from_cache=stats.from_cache, computed=stats.computed)
     which = np.zeros(len(query), dtype=np.int64)
     which[have] = where.reshape(-1)
 

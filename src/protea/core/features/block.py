@@ -18,7 +18,7 @@ from ..donors import Donors
 from ..embeddings.store import VectorStore
 from ..knn.exact import Neighbours
 from ..ontology import Ontology
-from ..side_tables import SideTables
+from ..side_tables import ByProtein, ProteinTerms, SideTables, by_protein
 from ..votes import Candidates
 
 if TYPE_CHECKING:
@@ -62,6 +62,19 @@ class CutArrays:
     """Called many times a second where much is computed; it raises when the work is to stop."""
     memo: dict[str, Any] = field(default_factory=dict)
     """What a family computes once for the cut, under the family's name."""
+
+    def rows_of(self, name: str, table: ProteinTerms) -> ByProtein:
+        """The rows of a side table by protein, sorted once a cut."""
+        key = f"rows of {name}"
+        if key not in self.memo:
+            self.memo[key] = by_protein(table, self.accessions)
+        return self.memo[key]
+
+    @cached_property
+    def taxon_node(self) -> I32:
+        """int32[U]: a protein's node of the taxonomy; -1 for a taxon that is deleted, unknown or missing."""
+        assert self.side.taxonomy is not None
+        return self.side.taxonomy.nodes(self.taxon)
 
 
 @dataclass(frozen=True)

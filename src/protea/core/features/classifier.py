@@ -4,7 +4,6 @@ import numpy as np
 import pyarrow as pa
 
 from ..arrays import I64
-from ..side_tables import rows_of
 from .block import Block, QueryBlock
 
 
@@ -12,7 +11,7 @@ def _scores(of: QueryBlock) -> tuple[I64, np.ndarray]:
     """The block's scores: ascending keys query * T + term, and the largest score of each."""
     table = of.cut.side.external_scores
     assert table is not None
-    ptr, rows = rows_of(table, of.cut.accessions, of.queries)
+    ptr, rows = of.cut.rows_of("external_scores", table).of(of.queries)
     query = np.repeat(np.arange(len(of.queries)), np.diff(ptr))
     key = query * len(of.cut.onto.ids) + table.term[rows]
     score = table.values["score"][rows]

@@ -11,12 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..arrays import I32, I64, Bool
-from ..ontology import Ontology
-from ..side_tables import ProteinTerms, rows_of
-from .block import Block
-
-DATABASES = ("pfam", "panther", "superfamily", "smart", "cdd", "prosite")
-"""The member databases that have a column, in the order of the stored bits."""
+from ..schema import INTERPRO_DATABASES
+from .block import Block, CutArrays
 
 
 @dataclass(frozen=True)
@@ -72,9 +68,11 @@ def _propagate(ptr, term, score, databases, signatures, closure_ptr, closure, is
                     o_hit[i] = True
 
 
-def support(table: ProteinTerms, onto: Ontology, accessions: pa.Array, queries: I32) -> Support:
+def support(cut: CutArrays, queries: I32) -> Support:
     """S(q, ·) of `queries` (ascending universe codes)."""
-    ptr, rows = rows_of(table, accessions, queries)
+    table, onto = cut.side.interpro, cut.onto
+    assert table is not None
+    ptr, rows = cut.rows_of("interpro", table).of(queries)
     values = table.values
     given = (
         ptr, table.term[rows], values["score"][rows], values["databases"][rows].astype(np.uint8),
@@ -113,6 +111,6 @@ def columns(block: Block) -> dict[str, pa.Array]:
         "interpro_hit": pa.array(where(s.hit)),
         "interpro_score": pa.array(where(s.score), mask=~present),
         "interpro_n_signatures": pa.array(where(s.signatures)),
-        **{f"interpro_db_{db}": pa.array((databases >> i & 1).astype(bool)) for i, db in enumerate(DATABASES)},
+        **{f"interpro_db_{db}": pa.array((databases >> i & 1).astype(bool)) for i, db in enumerate(INTERPRO_DATABASES)},
         "interpro_present": pa.array(present),
     }

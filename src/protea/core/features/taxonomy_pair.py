@@ -17,7 +17,7 @@ def _pairs(query, donor, parent, depth, common, distance, relation):
 def columns(block: Block) -> dict[str, pa.Array]:
     tree = block.cut.side.taxonomy
     assert tree is not None
-    node = tree.nodes(block.cut.taxon)
+    node = block.cut.taxon_node
     query = node[block.queries[block.query]]
     donor = np.where(block.voted, node[block.donor], -1)
     common, distance, relation = (np.empty(len(query), dtype=np.int32) for _ in range(3))

@@ -35,7 +35,7 @@ def _voters(query, aspect, term, votes, local, count, ptr, offered, query_node, 
 def columns(block: Block) -> dict[str, pa.Array]:
     tree, of, c = block.cut.side.taxonomy, block.of, block.candidates
     assert tree is not None
-    node = tree.nodes(block.cut.taxon)
+    node = block.cut.taxon_node
     query_node = node[of.queries]
     same, close, mean = (np.empty(len(c), dtype=np.float32) for _ in range(3))
     _voters(

@@ -6,17 +6,23 @@ plus the rounding of the two normalised vectors. So a donor whose lower bound ex
 is no neighbour; all others are contenders, whose distances are computed again as the contract says. Thread counts,
 block sizes and the BLAS therefore change which contenders are looked at, and never a result.
 
+Each thread takes a block of queries through all donors on its own, tile by tile: a product on one BLAS thread, and the
+scan of it while it is still in the cache. So nobody waits for anybody, and the threads asked for are those that run.
 Called by the cut and the plan; calls BLAS through numpy, and compiled scans that release the GIL.
 """
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ...errors import InputError
 from ..arrays import I32, nothing
@@ -24,8 +30,10 @@ from ..arrays import I32, nothing
 UNIT = 2.0**-24
 ROUNDING = 2.0**-22
 """An l2 distance is at most 2(|q|^2 + |r|^2), and rounding it to float32 moves it by that much times UNIT."""
-QUERIES, TILE = 1024, 4096
-"""Queries of a block and donors of a tile: 16 MB of products, which with the tile's vectors stay near the caches."""
+QUERIES, TILE = 1536, 512
+"""Queries of a block and donors of a tile: 3 MB of products, which with the tile's vectors stay near the caches."""
+STRIDE = 64
+"""Products that the scan passes over together when all are too small."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +63,40 @@ def _widen(x, is_half, table, r, out):
 
 @numba.njit(cache=True, nogil=True)
 def _squares(first, last, x, is_half, table, out):
-    """x·x of each row, in float64 and index order."""
-    v = np.empty(x.shape[1], dtype=np.float64)
-    for i in range(first, last):
-        _widen(x, is_half, table, i, v)
-        s = 0.0
-        for j in range(len(v)):
-            s += v[j] * v[j]
-        out[i] = s
+    """x·x of each row, in float64 and index order; four rows side by side, since each sum waits for itself."""
+    v = np.empty((4, x.shape[1]), dtype=np.float64)
+    a, b, c, d = v[0], v[1], v[2], v[3]
+    for i in range(first, last, 4):
+        for j in range(4):
+            _widen(x, is_half, table, min(i + j, last - 1), v[j])
+        s0 = s1 = s2 = s3 = 0.0
+        for j in range(len(a)):
+            s0 += a[j] * a[j]
+            s1 += b[j] * b[j]
+            s2 += c[j] * c[j]
+            s3 += d[j] * d[j]
+        for j, s in enumerate((s0, s1, s2, s3)):
+            if i + j < last:
+                out[i + j] = s
 
 
 @numba.njit(cache=True, nogil=True)
-def _scaled(first, last, x, is_half, table, rows, factor, out):
+def _scaled(x, is_half, table, rows, factor, out):
     """out[i] = x[rows[i]] * factor[i], rounded once to float32."""
     v = np.empty(x.shape[1], dtype=np.float64)
-    for i in range(first, last):
+    for i in range(len(rows)):
         _widen(x, is_half, table, rows[i], v)
         for j in range(len(v)):
             out[i, j] = np.float32(v[j] * factor[i])
+
+
+@numba.njit(cache=True, nogil=True)
+def _any_from(product, first, last, bound):
+    """Whether a product is at least `bound`; counted, since a loop without an exit is vectorised."""
+    n = 0
+    for j in range(first, last):
+        n += product[j] >= bound
+    return n > 0
 
 
 @numba.njit(cache=True, nogil=True)
@@ -80,56 +104,72 @@ def _scan(first, last, product, dq, dr, l2, eps, tiny, rows, aspects, own, group
           worst, heap, heap_n, cand, cand_low, cand_n, overflow):  # fmt: skip
     """Offer one tile of approximate products to the contenders of queries first..last, per aspect.
 
-    worst[q, a] is the k-th smallest upper bound so far; a contender's lower bound may not exceed it. When the
-    room for contenders is full, those that have been overtaken are dropped; if that frees nothing, the query is
-    marked and computed without the sieve.
+    worst[q, a] is the k-th smallest upper bound so far; a contender's lower bound may not exceed it.
     """
-    room = cand.shape[2]
+    nearest, farthest = dr.min(), dr.max()
     for q in range(first, last):
         limit = max(worst[q, 0], worst[q, 1], worst[q, 2])
-        for j in range(len(rows)):
+        for start in range(0, len(rows), STRIDE):
+            stop = min(start + STRIDE, len(rows))
+            # the least product that any donor of the tile would need, and a little less for the rounding of this very bound
             if l2:
-                approx = dq[q] + dr[j] - 2.0 * np.float64(product[q, j])
-                slack = eps * np.sqrt(dq[q] * dr[j]) + ROUNDING * (dq[q] + dr[j]) + tiny
+                slack = eps * np.sqrt(dq[q] * farthest) + ROUNDING * (dq[q] + farthest) + tiny
+                least = 0.5 * (dq[q] + nearest - slack - limit)
             else:
-                approx = 1.0 - np.float64(product[q, j])
-                slack = eps
-            if approx - slack > limit:
+                least = 1.0 - eps - limit
+            least -= 1e-6 * abs(least) + 1e-12 * (1.0 + limit)
+            if not _any_from(product[q], start, stop, np.float32(least)):
                 continue
-            if rows[j] == own[q] or (own_group[q] >= 0 and group[j] == own_group[q]):
-                continue
-            low, high = approx - slack, approx + slack
-            for a in range(3):
-                if not (aspects[j] >> a) & 1 or low > worst[q, a]:
+            for j in range(start, stop):
+                if l2:
+                    approx = dq[q] + dr[j] - 2.0 * np.float64(product[q, j])
+                    slack = eps * np.sqrt(dq[q] * dr[j]) + ROUNDING * (dq[q] + dr[j]) + tiny
+                else:
+                    approx = 1.0 - np.float64(product[q, j])
+                    slack = eps
+                if approx - slack > limit:
                     continue
-                n = heap_n[q, a]
-                if n < k or high < heap[q, a, n - 1]:
-                    at = n if n < k else k - 1  # insertion into the k smallest upper bounds
-                    while at > 0 and heap[q, a, at - 1] > high:
-                        heap[q, a, at] = heap[q, a, at - 1]
-                        at -= 1
-                    heap[q, a, at] = high
-                    if n < k:
-                        heap_n[q, a] = n + 1
-                    if heap_n[q, a] == k:
-                        worst[q, a] = heap[q, a, k - 1]
-                        limit = max(worst[q, 0], worst[q, 1], worst[q, 2])
-                if overflow[q, a]:
+                if rows[j] == own[q] or (own_group[q] >= 0 and group[j] == own_group[q]):
                     continue
-                if cand_n[q, a] == room:
-                    m = 0
-                    for c in range(room):
-                        if cand_low[q, a, c] <= worst[q, a]:
-                            cand[q, a, m] = cand[q, a, c]
-                            cand_low[q, a, m] = cand_low[q, a, c]
-                            m += 1
-                    cand_n[q, a] = m
-                    if m == room:
-                        overflow[q, a] = True
-                        continue
-                cand[q, a, cand_n[q, a]] = rows[j]
-                cand_low[q, a, cand_n[q, a]] = low
-                cand_n[q, a] += 1
+                for a in range(3):
+                    if (aspects[j] >> a) & 1 and approx - slack <= worst[q, a]:
+                        _offer(q, a, rows[j], approx - slack, approx + slack, k,
+                               worst, heap, heap_n, cand, cand_low, cand_n, overflow)  # fmt: skip
+                limit = max(worst[q, 0], worst[q, 1], worst[q, 2])
+
+
+@numba.njit(cache=True, nogil=True)
+def _offer(q, a, row, low, high, k, worst, heap, heap_n, cand, cand_low, cand_n, overflow):
+    """Take a contender in. When the room for contenders is full, those that have been overtaken are dropped; if that
+    frees nothing, the query is marked and computed without the sieve."""
+    n = heap_n[q, a]
+    if n < k or high < heap[q, a, n - 1]:
+        at = n if n < k else k - 1  # insertion into the k smallest upper bounds
+        while at > 0 and heap[q, a, at - 1] > high:
+            heap[q, a, at] = heap[q, a, at - 1]
+            at -= 1
+        heap[q, a, at] = high
+        if n < k:
+            heap_n[q, a] = n + 1
+        if heap_n[q, a] == k:
+            worst[q, a] = heap[q, a, k - 1]
+    if overflow[q, a]:
+        return
+    room = cand.shape[2]
+    if cand_n[q, a] == room:
+        m = 0
+        for c in range(room):
+            if cand_low[q, a, c] <= worst[q, a]:
+                cand[q, a, m] = cand[q, a, c]
+                cand_low[q, a, m] = cand_low[q, a, c]
+                m += 1
+        cand_n[q, a] = m
+        if m == room:
+            overflow[q, a] = True
+            return
+    cand[q, a, cand_n[q, a]] = row
+    cand_low[q, a, cand_n[q, a]] = low
+    cand_n[q, a] += 1
 
 
 @numba.njit(cache=True, nogil=True)
@@ -200,7 +240,7 @@ class ExactSearch:
     matrix   float16 or float32 [n, d]: the vector store, a memory map; it is widened tile by tile, never copied
     donors   int32[m], ascending: rows of the donors; aspects uint8[m]: bit a is set for a donor in aspect a
     group    int32[n] or None: rows of equal value have the same sequence and are not each other's donors; -1: unknown
-    threads  of the compiled scans (the product uses the BLAS's own); changes no result, nor do the block sizes
+    threads  that search side by side, a block of queries each; changes no result, nor do the block sizes
     checkpoint  called before every tile; it raises when the search is to stop
     """
 
@@ -256,8 +296,7 @@ class ExactSearch:
     def _prepare(self, rows: I32) -> npt.NDArray[np.float32]:
         """Unit vectors (cosine) or scaled ones (l2), float32 [len(rows), d]."""
         out = np.empty((len(rows), self.x.shape[1]), dtype=np.float32)
-        factor = self.factor[rows]
-        self._each(len(rows), _scaled, self.x, self.half, HALF, rows, factor, out)
+        _scaled(self.x, self.half, HALF, rows, self.factor[rows], out)
         return out
 
     def search(self, rows: I32) -> Neighbours:
@@ -268,9 +307,16 @@ class ExactSearch:
             np.zeros((len(rows), 3, k), dtype=np.float32),
             np.zeros((len(rows), 3), dtype=np.int32),
         )
-        for start in range(0, len(rows), self.block):
-            part = slice(start, start + self.block)
+        # as many blocks as threads, or a multiple of it, all of one size
+        blocks = self.threads * max(1, -(-len(rows) // (self.block * self.threads)))
+        step = max(1, -(-len(rows) // blocks))
+
+        def search(start: int) -> None:
+            part = slice(start, start + step)
             self._search(rows[part], out.row[part], out.distance[part], out.count[part])
+
+        with _one_blas_thread():
+            list(self.pool.map(search, range(0, len(rows), step)))
         return out
 
     def _search(self, own: I32, row: I32, distance: npt.NDArray, count: I32) -> None:
@@ -285,21 +331,45 @@ class ExactSearch:
         cand_low = np.empty((n, 3, self.room))
         cand_n = np.zeros((n, 3), dtype=np.int32)
         overflow = np.zeros((n, 3), dtype=np.bool_)
+        room = np.empty((n, min(self.tile, len(self.donors))), dtype=np.float32)
         for t in range(0, len(self.donors), self.tile):
             tile = slice(t, t + self.tile)
             rows = self.donors[tile]
             self.checkpoint()
-            product = prepared @ self._prepare(rows).T
-            self._each(
-                n, _scan, product, own_squares, self.scaled_squares[rows], self.l2, self.eps, self.tiny, rows,
+            product = np.matmul(prepared, self._prepare(rows).T, out=room[:, : len(rows)])
+            _scan(
+                0, n, product, own_squares, self.scaled_squares[rows], self.l2, self.eps, self.tiny, rows,
                 self.aspects[tile], own, group[tile], own_group, k, worst, heap, heap_n, cand, cand_low, cand_n, overflow,
             )  # fmt: skip
-        self._each(
-            n, _decide, self.x, self.half, HALF, self.squares, self.l2, self.donors, self.aspects, own, group, own_group,
-            k, self.threshold, worst, cand, cand_low, cand_n, overflow, row, distance, count,
+        _decide(
+            0, n, self.x, self.half, HALF, self.squares, self.l2, self.donors, self.aspects, own, group, own_group, k,
+            self.threshold, worst, cand, cand_low, cand_n, overflow, row, distance, count,
         )  # fmt: skip
 
     def _each(self, n: int, kernel: Callable[..., None], *args: object) -> None:
         """Run `kernel(first, last, *args)` over n items, one part a thread."""
         step = max(1, -(-n // self.threads))
         list(self.pool.map(lambda a: kernel(a, min(n, a + step), *args), range(0, n, step)))
+
+
+class _Searches:
+    """How many searches run in this process, and the BLAS limit that they share: the last one lifts it."""
+
+    lock = threading.Lock()
+    running = 0
+    limit: Any = None
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    with _Searches.lock:
+        if _Searches.running == 0:
+            _Searches.limit = threadpool_limits(1, user_api="blas")
+        _Searches.running += 1
+    try:
+        yield
+    finally:
+        with _Searches.lock:
+            _Searches.running -= 1
+            if _Searches.running == 0:
+                _Searches.limit.restore_original_limits()

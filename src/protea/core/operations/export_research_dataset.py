@@ -232,7 +232,7 @@ def _publish(runner: CutRunner, stages: Mapping[str, Stage], place: Place, run: 
         fs.write_file(tmp / "run.json", (json.dumps(run, indent=2) + "\n").encode())
         if not whole(tmp, document):
             raise StorageError(f"{tmp}: the assembled files are not what was written; the disk may be faulty")
-        for warning in document["warnings"]:
+        for warning in [*document["warnings"], *manifest.still(document["families"])]:
             place.report("export.warning", text=warning)
         place.put(tmp, document)
 
