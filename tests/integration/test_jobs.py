@@ -192,8 +192,9 @@ def test_several_workers_and_processes(farm: Farm, serial: dict[str, Any]) -> No
     if not farm.settings.export_minijobs:
         pytest.skip("one process does a serial export")
     jobs = [farm.submit(), farm.submit(name="other", k=3)]
-    for queues in ("protea.training,protea.training.write", "protea.training.knn-batch,protea.training.features"):
-        farm.worker("--queues", queues, "--processes", "2")
+    farm.worker("--queues", "protea.training,protea.training.write", "--processes", "2")
+    farm.until(lambda: all(farm.minijobs(j)[0].state == "done" for j in jobs))
+    farm.worker("--queues", "protea.training.knn-batch,protea.training.features", "--processes", "2")
     assert [farm.ended(j).state for j in jobs] == ["succeeded"] * 2, farm.logs()
     assert farm.dataset() == serial
     order = [(m.job_id, m.started_at) for j in jobs for m in farm.minijobs(j) if m.stage == "knn"]

@@ -214,7 +214,7 @@ class Minijob(Base):
     """Grows with every start and take-over; whoever holds an older one may not commit any more."""
     heartbeat_at: Mapped[dt.datetime | None]
     spec: Mapped[dict[str, Any]]
-    """The core's description of it (`MiniJob.to_json()`), and `order`, its place in the export."""
+    """The core's description of it (`MiniJob.to_json()`); empty for the coordinator."""
     delivery: Mapped[int | None]
     """The job of Procrastinate that brings it to a worker."""
     progress: Mapped[dict[str, Any]]

@@ -108,6 +108,8 @@ class Child:
 
     def tell(self, kind: str, **what: Any) -> None:
         """The export's `report`: to the worker, progress now and then."""
+        if kind == "export.started" and self.lease and self.lease.stage == "write":
+            return  # the coordinator has said so
         if not kind.endswith(".progress"):
             self.say({"event": kind, "what": what})
         elif (now := time.monotonic()) - self._shown >= EVERY:
@@ -137,12 +139,10 @@ class Child:
         if published is not None:
             return {"last": True, "artefact": str(published), "restored": True}
         self.tell("export.started", name=context.config.name, **self._where(context))
-        order = 0
         batch: list[dict[str, Any]] = []
         for job in partition(context):
-            batch.append({**job.to_json(), "order": order + job.block})
+            batch.append(job.to_json())
             if job.stage == "write":  # the last of its cut
-                order += job.blocks if job.cut else 0
                 self.say({"minijobs": batch})
                 batch = []
         return {"rows": None}
@@ -184,7 +184,7 @@ class Child:
     def _run(self, lease: Lease) -> dict[str, Any]:
         from protea.core.operations.export_minijobs import MiniJob, run
 
-        job = MiniJob(**{k: v for k, v in lease.spec.items() if k != "order"})
+        job = MiniJob(**lease.spec)
         done = run(self._the_context(lease), job)
         return {"rows": done.rows, "restored": done.restored, "artefact": done.artefact, "seconds": done.seconds}
 

@@ -35,7 +35,7 @@ FIRST = 1_000_000
 class Slot(Protocol):
     """Where a delivery is worked on."""
 
-    async def work(self, minijob: int) -> None: ...
+    async def work(self, minijob: int, delivery: int) -> None: ...
 
 
 def app(connector: Any) -> "procrastinate.App":
@@ -45,7 +45,7 @@ def app(connector: Any) -> "procrastinate.App":
     made = procrastinate.App(connector=connector)
 
     async def deliver(context: Any, minijob: int) -> None:
-        await context.additional_context["slot"].work(minijob)
+        await context.additional_context["slot"].work(minijob, context.job.id)
 
     for stage, name in OPERATIONS.items():
         aliases = [JOB] if stage == "coordinator" else []
@@ -68,7 +68,9 @@ def defer(session: Session, minijob: Minijob, seconds: float = 0) -> None:
     now = session.scalar(select(func.now()))  # the database's clock, not ours
     options: dict[str, Any] = {
         "queue": QUEUES[minijob.stage],
-        "priority": -int(minijob.spec.get("order", 0)) if minijob.stage in ("knn", "features") else FIRST,
+        "priority": -int(minijob.spec["number"])
+        if minijob.stage in ("knn", "features")
+        else FIRST,  # cuts of jobs in turn
         "connection": session.connection().connection.driver_connection,
     }
     if seconds and now is not None:

@@ -80,16 +80,31 @@ def _new(job: uuid.UUID, stage: str, cut: str, block: int, spec: dict[str, Any],
                    losses=0, fencing_token=0, progress={})  # fmt: skip
 
 
-def claim(catalog: Catalog, minijob: int, owner: str, worker: int, child: str) -> Lease | None:
-    """Start a queued minijob; None when there is nothing to do (done, taken, cancelled: a repeated delivery)."""
+def claim(catalog: Catalog, minijob: int, owner: str, worker: int, child: str, *, delivery: int | None = None,
+          before: Lease | None = None) -> Lease | None:  # fmt: skip
+    """Start a minijob for a delivery; None when there is nothing to do (done, taken, cancelled: a repeated delivery).
+
+    A delivery of one that was tried before brings just that one. Any other stands for all of its job and stage that wait
+    for their first try: best is one of the cut that `before`, the last of this process, was about, for its inputs are in
+    memory; then one of a cut that nobody works on.
+    """
     with catalog.session() as session:
-        job_id = session.scalar(select(Minijob.job_id).where(Minijob.id == minijob))
-        if job_id is None:
+        found = session.get(Minijob, minijob)
+        if found is None:
             return None
-        job = lock(session, job_id)
-        row = session.get_one(Minijob, minijob, with_for_update=True)
-        if row.state != "queued" or job.state not in ("queued", "running"):
+        job = lock(session, found.job_id)
+        row: Minijob | None = session.get_one(Minijob, minijob, with_for_update=True, populate_existing=True)
+        assert row is not None
+        if job.state not in ("queued", "running"):
             return None
+        if row.state != "queued" or row.attempt == 0 or row.delivery != (delivery or row.delivery):
+            row = _best(session, row, before if before and before.job == job.id else None)
+        if row is None:
+            return None
+        if delivery is not None and row.delivery != delivery:  # it leaves its own delivery to the one of this
+            other = update(Minijob).where(Minijob.job_id == job.id, Minijob.delivery == delivery)
+            session.execute(other.values(delivery=row.delivery))
+            row.delivery = delivery
         now = session.scalar(select(func.now()))
         if job.state == "queued":
             job.state, job.started_at = "running", now
@@ -103,6 +118,27 @@ def claim(catalog: Catalog, minijob: int, owner: str, worker: int, child: str) -
                       job.config, job.options)  # fmt: skip
         append(session, job.id, "minijob.started", _what(lease, owner=owner, attempt=row.attempt))
         return lease
+
+
+def _best(session: Session, like: Minijob, before: Lease | None) -> Minijob | None:
+    """The queued minijob of the same job and stage, never tried, that a process had best begin now."""
+    same = (Minijob.job_id == like.job_id, Minijob.state.in_(("queued", "running")))
+    counts: dict[str, list[int]] = {}  # cut -> running, to begin
+    fresh = and_(Minijob.state == "queued", Minijob.attempt == 0, Minijob.stage == like.stage)
+    query = select(
+        Minijob.cut, func.count().filter(Minijob.state == "running"), func.count().filter(fresh), func.min(Minijob.id)
+    ).where(*same)
+    for cut, running, to_begin, _ in session.execute(query.group_by(Minijob.cut).order_by(func.min(Minijob.id))):
+        if to_begin:
+            counts[cut] = [running, to_begin]
+    if not counts:
+        return None
+    if before is not None and before.cut in counts:
+        cut = before.cut
+    else:  # the first that nobody works on, else the one with most to do for each process
+        cut = min(counts, key=lambda c: (counts[c][0] > 0, -counts[c][1] / counts[c][0] if counts[c][0] else 0))
+    query_row = select(Minijob).where(*same, fresh, Minijob.cut == cut).order_by(Minijob.block).limit(1)
+    return session.scalar(query_row.with_for_update())
 
 
 def _what(lease: Lease, **more: Any) -> dict[str, Any]:

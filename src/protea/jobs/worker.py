@@ -177,6 +177,8 @@ class _Slot:
         self.worker, self.number = worker, number
         self.child: Child | None = None
         self.lease: Lease | None = None
+        self.before: Lease | None = None
+        """What the child did last: it still has those inputs in memory."""
         self.progress: dict[str, Any] = {}
         self.since = dt.datetime.now(dt.UTC)
         self._free_since = time.monotonic()
@@ -209,17 +211,20 @@ class _Slot:
         return {"job": str(lease.job), "minijob": lease.name, "since": self.since.isoformat(timespec="seconds"),
                 "memory": self.child.memory if self.child else 0, **self.progress}  # fmt: skip
 
-    async def work(self, minijob: int) -> None:
+    async def work(self, minijob: int, delivery: int) -> None:
         """A delivery: claim the minijob, have it done, commit what came of it."""
         worker = self.worker
         self._starting = True
         try:
             if self.child is None or not self.child.alive:
+                self.before = None
                 self.child = await Child.start(worker.settings, worker.threads, worker.max_memory)
             child, self.progress = self.child, {}
-            lease = await worker.ask(rows.claim, minijob, worker.owner, worker.id, child.name)
+            lease = await worker.ask(rows.claim, minijob, worker.owner, worker.id, child.name,
+                                     delivery=delivery, before=self.before)  # fmt: skip
             if lease is None:
                 return
+            self.before = lease
             self.lease, self.since = lease, dt.datetime.now(dt.UTC)
             request = asdict(lease) | {"job": str(lease.job)}
             outcome = Outcome("stopped") if worker.stopping.is_set() else await child.run(request, self._hear)
