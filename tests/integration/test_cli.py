@@ -384,7 +384,7 @@ def test_every_setting_is_an_option() -> None:
     assert set(export_commands.HELP) == ExportConfig.model_fields.keys()
     assert export_commands.SETTINGS.keys() == ExportConfig.model_fields.keys()
     given = {"train_versions": "1, 2", "donor_evidence": "all", "experimental_codes": "IDA", "k": 3, "metric": None}
-    assert export_commands._given(given) == {
+    assert export_commands.given(given) == {
         "train_versions": ["1", "2"],
         "donor_evidence": "all",
         "experimental_codes": ["IDA"],

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -24,7 +25,8 @@ from sqlalchemy import text
 
 import protea
 from protea import ingest
-from protea.catalog import Dataset, Job, Minijob, open_catalog
+from protea.catalog import Dataset, Job, Minijob, open_catalog, upgrade
+from protea.catalog.embedded import EmbeddedServer
 from protea.errors import BusyError, ConfigError, ConflictError, NotFoundError
 from protea.jobs import rows, takeover
 from protea.jobs.child import FencedRows
@@ -472,3 +474,81 @@ def test_random_kills(farm: Farm, serial: dict[str, Any]) -> None:
     assert not farm.staging()
     done = [e["minijob"] for e in farm.events(job, "minijob.done")]
     assert len(done) == len(set(done))
+
+
+@pytest.mark.parametrize("minijobs", [False, True])
+def test_the_database_is_restarted(small: World, tmp_path: Path, hook: Hook, minijobs: bool) -> None:
+    """Away for longer than a lease: nobody is taken for dead, nothing is computed twice, the same bytes."""
+    server = EmbeddedServer(tmp_path / "server")
+    server.acquire()
+    try:
+        url = f"postgresql://postgres@/postgres?host={quote(str(server.socket_dir), safe='')}"
+        settings = Settings(home=tmp_path / "home", database_url=url)
+        upgrade(settings)
+        with farm_of(settings, small, tmp_path, export_minijobs=minijobs, export_queries_per_block=3) as farm:
+            serial = reference(farm)
+            hook.set("hold", EVAL)
+            farm.worker("--processes", "2", **hook.variables)
+            farm.worker(**hook.variables)
+            job = farm.submit()
+            farm.until(lambda: hook.begun(EVAL))
+            server._stop()
+            hook.clear("hold", EVAL)
+            time.sleep(4)
+            server.revive()
+            assert farm.ended(job).state == "succeeded", farm.logs()
+            assert farm.dataset() == serial
+            assert not farm.events(job, "worker.lost")
+            done = [e["minijob"] for e in farm.events(job, "minijob.done")]
+            assert len(done) == len(set(done)) == len(farm.minijobs(job))
+            assert {m.attempt for m in farm.minijobs(job)} == {1}
+    finally:
+        server.release()
+
+
+def test_an_embedded_server_that_dies_is_started_again(small: World, tmp_path: Path, hook: Hook) -> None:
+    with farm_of(Settings(home=tmp_path / "home"), small, tmp_path) as farm:
+        hook.set("hold", TRAIN)
+        farm.worker(**hook.variables)
+        job = farm.submit()
+        farm.until(lambda: hook.begun(TRAIN))
+        pid = int((farm.settings.storage / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        hook.clear("hold", TRAIN)
+        assert farm.ended(job).state == "succeeded", farm.logs()
+
+
+def test_one_command_submits_works_and_stops(settings: Settings, small: World, tmp_path: Path) -> None:
+    with farm_of(settings, small, tmp_path, export_queries_per_block=3) as farm:
+        serial = reference(farm)
+        toml = tmp_path / "world.toml"
+        toml.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in small.names().items()))
+
+        def protea_(*args: str) -> subprocess.CompletedProcess[str]:
+            env = os.environ | farm.settings.environment()
+            return subprocess.run([sys.executable, "-m", "protea", *args], env=env, capture_output=True, text=True)
+
+        done = protea_("export", "run", str(toml), "--workers", "2", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["name"] == "world"
+        assert "published world" in done.stderr
+        assert farm.dataset() == serial
+        with open_catalog(farm.settings) as catalog:
+            assert takeover.status(catalog, 3) == []
+        job, _ = json.loads(protea_("job", "list", "--json").stdout)
+        assert job["state"] == "succeeded"
+        board = json.loads(protea_("job", "show", job["id"][:8], "--json").stdout)["board"]
+        assert [line["cut"] for line in board] == ["coordinator", TRAIN, EVAL, "dataset"]
+        shown = protea_("job", "show", job["id"]).stdout
+        assert "state      succeeded, attempt 1" in shown
+        lines = protea_("job", "events", job["id"], "--follow", "--json").stdout.splitlines()
+        assert json.loads(lines[-1])["kind"] == "minijob.done"
+        again = protea_("export", "run", str(toml), "--workers", "1")
+        assert again.returncode == 0, again.stderr
+        assert "is there already" in again.stderr
+        wrong = protea_("job", "submit", str(toml), "--k", "4")
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+        assert protea_("job", "retry", job["id"]).stderr.startswith("protea: error: job ")
+        other = protea_("job", "submit", str(toml), "--name", "other").stdout.strip()
+        assert protea_("job", "cancel", other).returncode == 0
+        assert farm.job(uuid.UUID(other)).state == "cancelled"

@@ -222,6 +222,11 @@ class Catalog:
 
     # -- opening
 
+    def revive(self) -> None:
+        """Start an embedded server that died while this was open; a server named by a URL is others' business."""
+        if self._server is not None:
+            self._server.revive()
+
     def install_queue(self) -> None:
         """Bring Procrastinate's tables to the version of the installed package; nothing to do when they are."""
         from protea.catalog import queue

@@ -72,6 +72,11 @@ class EmbeddedServer:
             ) from e
         atexit.register(self.release)
 
+    def revive(self) -> None:
+        """Start the server again if it died although we hold it."""
+        with self._serialised():
+            self._ensure_running()
+
     def release(self) -> None:
         """Let go of the server; stop it if nobody else holds it. Never raises: the next start clears what is left."""
         if self._use is None:

@@ -78,7 +78,6 @@ class Board:
             for line in board_lines(board):
                 picture.add_row(*(clean(str(c)) for c in line))
             self.live.update(picture)
-        elif time.monotonic() - self.shown >= EVERY:
+        elif (counts := job.progress.get("minijobs")) and time.monotonic() - self.shown >= EVERY:
             self.shown = time.monotonic()
-            counts = job.progress.get("minijobs", {})
             say(f"{counts.get('done', 0)} of {sum(counts.values())} minijobs, {counts.get('running', 0)} running")

@@ -38,14 +38,20 @@ def write_shards(
     writers = {c: _SplitWriter(directory / f"{c}.parquet", ROWS, words) for c in CATEGORIES}
     writers |= {"truth": _SplitWriter(directory / "truth.parquet", TRUTH, words)}
     writers |= {"known": _SplitWriter(directory / "known.parquet", KNOWN, words)}
+    taken: dict[str, FileInfo] = {}
     try:
         for block, start in enumerate(range(0, len(p.queries), queries_per_block)):
             queries = p.queries[start : start + queries_per_block]
             if blocks and (stage := blocks.restore(FEATURES, block)):
                 blocks.counted(stage, counter)
-                for category, table in blocks.tables(stage):
-                    p.arrays.checkpoint()
-                    writers[category].write(table)
+                if len(queries) == len(p.queries):
+                    for c in CATEGORIES:
+                        writers.pop(c).abandon()
+                    taken = blocks.take(stage, directory)
+                else:
+                    for category, table in blocks.tables(stage):
+                        p.arrays.checkpoint()
+                        writers[category].write(table)
             else:
                 near = blocks.neighbours(p, block) if blocks else neighbours(p, queries)
                 for r in rows(p, queries, near):
@@ -58,7 +64,7 @@ def write_shards(
             writers["truth"].write(truth.filter(pc.equal(truth["category"], pa.scalar(np.int32(i)))))
             writers["truth"].end_part()
         writers["known"].write(known)
-        files = {which: w.close() for which, w in writers.items()}
+        files = taken | {which: w.close() for which, w in writers.items()}
     except BaseException:
         for w in writers.values():
             w.abandon()

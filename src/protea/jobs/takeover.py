@@ -107,7 +107,7 @@ def sweep(catalog: Catalog, seconds: float) -> int:
         _take(catalog, minijob, job, token, here, running=False)
     if dead:
         with catalog.session() as session:
-            session.execute(delete(Worker).where(Worker.id.in_(dead), Worker.heartbeat_at < func.now()))
+            session.execute(delete(Worker).where(Worker.id.in_(dead)))
             session.execute(text("DELETE FROM procrastinate_jobs WHERE status = 'doing' AND worker_id IS NULL"))
     return len(found) + len(undelivered)
 

@@ -31,7 +31,7 @@ IDLE = 20.0
 """Seconds after which a child without work is ended: it holds memory."""
 GRACE = 10.0
 """Seconds that running minijobs get to end by themselves when the worker is stopped."""
-BUSY = 2.0
+BUSY = 10.0
 """Seconds before a minijob that something stands in the way of is tried again."""
 Say = Callable[[str], None]
 
@@ -121,8 +121,13 @@ class _Worker:
             except Exception as e:
                 if not _away(e) or self.hurry.is_set():
                     raise
-                self._up_since = time.monotonic()
-                await asyncio.sleep(1)
+                await self._outage()
+
+    async def _outage(self) -> None:
+        self._up_since = time.monotonic()
+        await asyncio.sleep(1)
+        with contextlib.suppress(DatabaseError, OSError):
+            await asyncio.to_thread(self.catalog.revive)
 
     def complain(self, e: BaseException) -> None:
         """Say what went wrong in the worker itself, once; it goes on."""
@@ -142,9 +147,9 @@ class _Worker:
                 if idle and not await asyncio.to_thread(rows.pending, self.catalog, stages):
                     self.stopping.set()
             except Exception as e:
-                if _away(e):
-                    self._up_since = time.monotonic()
                 self.complain(e)
+                if _away(e):
+                    await self._outage()
             await asyncio.sleep(TICK)
 
     async def _tick(self) -> None:
