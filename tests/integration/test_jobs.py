@@ -189,10 +189,9 @@ def test_a_worker_makes_the_same_dataset(farm: Farm, serial: dict[str, Any]) -> 
         assert takeover.status(catalog, 3) == []
 
 
+@pytest.mark.parametrize("farm", ["minijobs"], indirect=True)
 def test_several_workers_and_processes(farm: Farm, serial: dict[str, Any]) -> None:
     """Workers of some queues each, more processes than cores, two exports that interleave: each its own bytes."""
-    if not farm.settings.export_minijobs:
-        pytest.skip("one process does a serial export")
     jobs = [farm.submit(), farm.submit(name="other", k=3)]
     farm.worker("--queues", "protea.training,protea.training.write", "--processes", "2")
     farm.until(lambda: all(farm.minijobs(j)[0].state == "done" for j in jobs))
@@ -407,6 +406,7 @@ def test_many_exports_drain(farm: Farm) -> None:
     assert len({e["owner"] for j in jobs for e in farm.events(j, "minijob.started")}) == 2
 
 
+@pytest.mark.parametrize("farm", ["serial"], indirect=True)
 def test_an_old_token_commits_nothing(farm: Farm) -> None:
     """Whatever a worker whose minijob was taken over tries."""
     farm.submit()
