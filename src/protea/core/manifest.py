@@ -60,15 +60,7 @@ def build(
         "config": config.model_dump(mode="json"),
         "inputs": _inputs(inputs),
         "columns": [
-            {
-                "name": c.name,
-                "type": str(c.type),
-                "family": c.family,
-                "description": c.description,
-                "unit": c.unit,
-                "range": c.range,
-                "null_when": c.null_when,
-            }
+            {"name": c.name, "type": str(c.type), "family": c.family, "description": c.description, "unit": c.unit}
             for c in schema.COLUMNS
         ],
         "counts": {c.pair: stages[c.pair].result["counts"] for c in cuts},

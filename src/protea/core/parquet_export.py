@@ -7,7 +7,7 @@
 import contextlib
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,7 +245,7 @@ def _stream_assemble(
     tmp = path.with_name(f".{path.name}.tmp")
     try:
         with tmp.open("wb") as out:
-            joined = join(out, empty.getvalue(), _checked(shards, checkpoint))
+            joined = join(out, empty.getvalue(), (shard for shard, _ in shards), checkpoint)
         if joined.groups != len(digests):
             raise StorageError(f"{path}: {joined.groups} row groups were joined and {len(digests)} are known of")
         check(tmp, schema, joined.rows)
@@ -254,10 +254,3 @@ def _stream_assemble(
     except BaseException:
         tmp.unlink(missing_ok=True)
         raise
-
-
-def _checked(shards: Iterable[tuple[Path, tuple[str, ...]]], checkpoint: Callable[[], None]) -> Iterator[Path]:
-    """The shards' paths, with a chance to stop before each."""
-    for shard, _ in shards:
-        checkpoint()
-        yield shard

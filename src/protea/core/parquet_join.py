@@ -8,11 +8,12 @@ row groups, hence the few lines of Thrift's compact protocol. Called by `parquet
 import hashlib
 import io
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import StorageError
+from .arrays import nothing
 
 MAGIC = b"PAR1"
 BLOCK = 4 << 20
@@ -38,9 +39,10 @@ class Joined(NamedTuple):
     sha256: str
 
 
-def join(out: BinaryIO, empty: bytes, files: Iterable[Path]) -> Joined:
+def join(out: BinaryIO, empty: bytes, files: Iterable[Path], checkpoint: Callable[[], None] = nothing) -> Joined:
     """Write `files`, which have the schema and settings of `empty` (a file without rows), into `out`, in order.
 
+    `checkpoint` is called before every 4 MB, and raises when this is to stop.
     Errors: StorageError for what is no such file, or was written otherwise; OSError as files raise it.
     """
     sink = _Hashed(out)
@@ -58,6 +60,7 @@ def join(out: BinaryIO, empty: bytes, files: Iterable[Path]) -> Joined:
                 groups.append(group)
             f.seek(len(MAGIC))
             while block := f.read(min(BLOCK, end - f.tell())):
+                checkpoint()
                 sink.write(block)
             if f.tell() != end:
                 raise StorageError(f"{path}: ends before its footer says so; the disk may be faulty")

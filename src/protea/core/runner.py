@@ -79,13 +79,14 @@ class CutRunner:
     _sets: dict[Any, AnnotationSet] = field(default_factory=dict)
     _prepared: Prepared | None = None
 
-    def __post_init__(self) -> None:
-        # a block holds its neighbours: a large k makes for fewer queries a block
-        self.queries_per_block = max(1, min(self.queries_per_block, NEIGHBOURS_PER_BLOCK // (3 * self.config.k)))
-
     @cached_property
     def cuts(self) -> list[Cut]:
         return cuts(self.config, self.inputs)
+
+    @property
+    def block_size(self) -> int:
+        """Queries of a block: those asked for, or as many as memory has room for the neighbours of."""
+        return max(1, min(self.queries_per_block, NEIGHBOURS_PER_BLOCK // (3 * self.config.k)))
 
     @cached_property
     def shared(self) -> CutInputs:
@@ -111,7 +112,7 @@ class CutRunner:
         def discarded(stage: str, block: int, reason: str) -> None:
             self.report("block.discarded", stage=stage, block=block, reason=reason, **self.where(cut))
 
-        return Blocks(staging, cut.pair, self.key(cut), self.queries_per_block, discarded)
+        return Blocks(staging, cut.pair, self.key(cut), self.block_size, discarded)
 
     def sets(self, cut: Cut) -> tuple[AnnotationSet, AnnotationSet]:
         """The two releases of a cut; those of the cut before are kept when it shares them."""
@@ -184,8 +185,7 @@ class CutRunner:
             p,
             directory,
             lambda done, of, rows: self.report("cut.progress", done=done, queries=of, rows=rows, **where),
-            self.queries_per_block,
-            self.blocks(cut, staging),
+            blocks=self.blocks(cut, staging),
         )
         aligned = dict(p.arrays.memo.get("alignments", {}))
         if aligned:

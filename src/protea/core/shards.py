@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from .blocks import FEATURES, Blocks, split
 from .counts import Counter, describe, truth_tables
-from .cut import QUERIES_PER_BLOCK, Prepared, neighbours, rows
+from .cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, Prepared, neighbours, rows
 from .parquet_export import FileInfo, _SplitWriter
 from .schema import CATEGORIES, KNOWN, ROWS, TRUTH
 
@@ -30,8 +30,8 @@ def write_shards(
 ) -> tuple[dict[str, FileInfo], dict[str, Any]]:
     """Write the rows of a cut as `nk`, `lk`, `pk`, and its `truth` and `known`, into `directory`.
 
-    Blocks that are finished are read, the others computed. Returns the files by name, and the counts that the manifest
-    needs. The block size changes no byte.
+    Blocks that are finished are read, the others computed; `blocks` has a size of its own. Returns the files by name, and
+    the counts that the manifest needs. The block size changes no byte.
     """
     counter = Counter(p)
     words = p.arrays.words
@@ -40,8 +40,9 @@ def write_shards(
     writers |= {"known": _SplitWriter(directory / "known.parquet", KNOWN, words)}
     taken: dict[str, FileInfo] = {}
     try:
-        for block, start in enumerate(range(0, len(p.queries), queries_per_block)):
-            queries = p.queries[start : start + queries_per_block]
+        step = blocks.size if blocks else max(1, min(queries_per_block, NEIGHBOURS_PER_BLOCK // (3 * p.search.k)))
+        for block, start in enumerate(range(0, len(p.queries), step)):
+            queries = p.queries[start : start + step]
             if blocks and (stage := blocks.restore(FEATURES, block)):
                 blocks.counted(stage, counter)
                 if len(queries) == len(p.queries):

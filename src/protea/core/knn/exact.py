@@ -14,7 +14,7 @@ Called by the cut and the plan; calls BLAS through numpy, and compiled scans tha
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -241,7 +241,7 @@ class ExactSearch:
     donors   int32[m], ascending: rows of the donors; aspects uint8[m]: bit a is set for a donor in aspect a
     group    int32[n] or None: rows of equal value have the same sequence and are not each other's donors; -1: unknown
     threads  that search side by side, a block of queries each; changes no result, nor do the block sizes
-    checkpoint  called before every tile; it raises when the search is to stop
+    checkpoint  called several times a second while they do, by the thread that asked; it raises when they are to stop
     """
 
     def __init__(
@@ -311,15 +311,26 @@ class ExactSearch:
         blocks = self.threads * max(1, -(-len(rows) // (self.block * self.threads)))
         step = max(1, -(-len(rows) // blocks))
 
+        stop = threading.Event()
+
         def search(start: int) -> None:
             part = slice(start, start + step)
-            self._search(rows[part], out.row[part], out.distance[part], out.count[part])
+            self._search(rows[part], out.row[part], out.distance[part], out.count[part], stop)
 
         with _one_blas_thread():
-            list(self.pool.map(search, range(0, len(rows), step)))
+            working = {self.pool.submit(search, start) for start in range(0, len(rows), step)}
+            try:
+                while working:
+                    self.checkpoint()
+                    ended, working = wait(working, timeout=0.2)
+                    for search_of in ended:
+                        search_of.result()
+            finally:
+                stop.set()
+                wait(working)
         return out
 
-    def _search(self, own: I32, row: I32, distance: npt.NDArray, count: I32) -> None:
+    def _search(self, own: I32, row: I32, distance: npt.NDArray, count: I32, stop: threading.Event) -> None:
         n, k = len(own), self.k
         prepared = self._prepare(own)
         group = self.group[self.donors]
@@ -335,7 +346,8 @@ class ExactSearch:
         for t in range(0, len(self.donors), self.tile):
             tile = slice(t, t + self.tile)
             rows = self.donors[tile]
-            self.checkpoint()
+            if stop.is_set():
+                return
             product = np.matmul(prepared, self._prepare(rows).T, out=room[:, : len(rows)])
             _scan(
                 0, n, product, own_squares, self.scaled_squares[rows], self.l2, self.eps, self.tiny, rows,

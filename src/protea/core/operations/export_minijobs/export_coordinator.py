@@ -57,7 +57,7 @@ def partition(context: Context) -> Iterator[MiniJob]:
     first, then its features, which need the knn of their block, then its write, which needs them all; the dataset's
     write needs the writes of all cuts. A finished cut has its write only.
     """
-    runner, size = context.runner, context.runner.queries_per_block
+    runner, size = context.runner, context.runner.block_size
     staging = context.staging()
     staging.acquire(shared=True)
     try:
