@@ -20,3 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(exporting, name)
     raise AttributeError(f"module 'protea' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

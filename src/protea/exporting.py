@@ -8,7 +8,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ class Dataset:
 
     name: str
     path: Path
-    manifest: Mapping[str, Any]
+    manifest: Mapping[str, Any] = field(repr=False)
 
     def file(self, which: str) -> Path:
         """The path of `train`, `eval`, `truth` or `known`."""

@@ -68,7 +68,7 @@ MARKER: list[tuple[Callable[[Path], None], str]] = [
     (truncate, "its marker is damaged"),
     (empty, "its marker is damaged"),
     (flip, "its marker is damaged"),
-    (Path.unlink, "its marker is missing"),
+    (Path.unlink, "it was interrupted before its marker was written"),
     (directory, "its marker is damaged"),
     (swap, "it was made from something else: .*pair: v2-v5 -> v1-v2"),
     (lambda p: p.write_text("[]"), "its marker is damaged"),

@@ -54,7 +54,7 @@ def test_a_finished_stage_comes_back_as_it_was(staging: Staging) -> None:
 def test_never_begun_and_begun(staging: Staging) -> None:
     assert staging.restore("v1-v2", KEY) == (None, None)
     staging.begin("v1-v2")
-    assert staging.restore("v1-v2", KEY) == (None, "its marker is missing")
+    assert staging.restore("v1-v2", KEY) == (None, "it was interrupted before its marker was written")
 
 
 def test_another_key(staging: Staging) -> None:
@@ -115,7 +115,7 @@ def test_begin_killed_anywhere(tmp_path: Path) -> None:
         staging.acquire()
         stage, why = staging.restore("v1-v2", KEY)
         assert stage is None or (stage.directory / "nk.parquet").read_bytes() == b"rows"
-        assert why in (None, "its marker is missing", "nk.parquet is missing")
+        assert why in (None, "it was interrupted before its marker was written", "nk.parquet is missing")
         finish(staging)
         assert staging.restore("v1-v2", KEY)[0] is not None
         staging.remove()

@@ -123,6 +123,12 @@ def warnings(cuts: Sequence[Cut], stages: Mapping[str, Stage], inputs: ExportInp
     for c in cuts:
         cells = [n for by_aspect in stages[c.pair].result["counts"].values() for n in by_aspect.values()]
         members, absent = sum(n["members"] for n in cells), sum(n["absent_from_old"] for n in cells)
+        if not members:
+            out.append(f"{c.pair}: no members at all: do the ontology and the two annotation sets belong together?")
+        elif not any(n["queried"] for n in cells):
+            out.append(
+                f"{c.pair}: none of the {members} members has a vector: are the embeddings those of other proteins?"
+            )
         if absent > 0.2 * members:
             out.append(
                 f"{c.pair}: {absent} of {members} members do not occur in the old set at all: the files' scopes differ, "

@@ -300,7 +300,9 @@ def verify(directory: Path, key: Mapping[str, Any]) -> tuple[Stage | None, str |
         return None, None
     marker = read_marker(directory)
     if marker is None:
-        return None, "its marker is missing" if not (directory / MARKER).exists() else "its marker is damaged"
+        return None, "it was interrupted before its marker was written" if not (
+            directory / MARKER
+        ).exists() else "its marker is damaged"
     if marker["key"] != digest(key):
         changed = ", ".join(changes(marker["document"], key)) or "the key"
         return None, f"it was made from something else: {changed}"
