@@ -9,6 +9,7 @@
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,13 @@ from protea.settings import Settings
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # a shell starts what runs in the background with SIGINT ignored, and the tests of Ctrl-C would wait for ever
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _root_has_a_place_of_its_own(config)
+
+
+def _root_has_a_place_of_its_own(config: pytest.Config) -> None:
     """For root: temporary directories in a place of our own. Each pytest closes the shared one (pytest-of-root) to other
     users when it starts, and with it the way of the servers that other runs have there under an ordinary user."""
     if os.geteuid() == 0 and config.option.basetemp is None and not hasattr(config, "workerinput"):
