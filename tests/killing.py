@@ -140,8 +140,9 @@ def die() -> None:
 
 
 def blocked(release: Path) -> None:
-    """Stay here until the file `release` is there."""
-    while not release.exists():
+    """Stay here until the file `release` is there; two minutes at most, so that a lost test ends."""
+    end = time.monotonic() + 120
+    while not release.exists() and time.monotonic() < end:
         time.sleep(0.01)
 
 
