@@ -35,6 +35,8 @@ from protea.settings import Settings
 from worlds import World, random_world
 
 SECONDS = 90
+LEASE = 5.0
+"""Seconds: a worker on a busy machine must be able to say in time that it lives."""
 
 
 def load(settings: Settings, world: World, files: Path) -> None:
@@ -129,7 +131,7 @@ class Farm:
 def farm_of(settings: Settings, world: World, directory: Path, **changes: Any) -> Iterator[Farm]:
     load(settings, world, directory / "files")
     made = Farm(
-        settings.model_copy(update={"lease_seconds": 3.0, "retry_seconds": 0.1, "threads": 1, **changes}), world
+        settings.model_copy(update={"lease_seconds": LEASE, "retry_seconds": 0.1, "threads": 1, **changes}), world
     )
     try:
         yield made
@@ -494,7 +496,7 @@ def test_the_database_is_restarted(small: World, tmp_path: Path, hook: Hook, min
             farm.until(lambda: hook.begun(EVAL))
             server._stop()
             hook.clear("hold", EVAL)
-            time.sleep(4)
+            time.sleep(LEASE + 1)
             server.revive()
             assert farm.ended(job).state == "succeeded", farm.logs()
             assert farm.dataset() == serial

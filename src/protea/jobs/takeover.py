@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from sqlalchemy import delete, func, or_, select, text, tuple_, update
+from sqlalchemy import and_, delete, false, func, or_, select, text, true, tuple_, update
 
 from protea.catalog import Catalog, Job, Minijob, Worker
 from protea.catalog.jobs import append, lock
@@ -84,18 +84,23 @@ def status(catalog: Catalog, seconds: float) -> list[dict[str, Any]]:
 
 
 def sweep(catalog: Catalog, seconds: float) -> int:
-    """Queue again the minijobs of workers that died, and those whose delivery was lost; how many."""
+    """Queue again the minijobs of workers that died, and those whose delivery was lost; how many.
+
+    Nobody is late before the server itself has been up for so long: while it was away nobody could be heard of.
+    """
     late = func.now() - text(f"interval '{float(seconds)} seconds'")
     with catalog.session() as session:
         workers = list(session.scalars(select(Worker)))
-        quiet = set(session.scalars(select(Worker.id).where(Worker.heartbeat_at < late)))
+        up = true() if session.scalar(select(func.pg_postmaster_start_time() < late)) else false()
+        quiet = set(session.scalars(select(Worker.id).where(up, Worker.heartbeat_at < late)))
         dead = {w.id for w in workers if w.id in quiet or _gone(w)}
         here = {w.id for w in workers if w.machine == machine()}
         stale = select(Minijob.id, Minijob.job_id, Minijob.fencing_token).where(
-            Minijob.state == "running", or_(Minijob.heartbeat_at < late, Minijob.worker_id.in_(dead))
+            Minijob.state == "running", or_(and_(up, Minijob.heartbeat_at < late), Minijob.worker_id.in_(dead))
         )
         found = list(session.execute(stale))
         lost = select(Minijob.id, Minijob.job_id, Minijob.fencing_token).where(
+            up,
             Minijob.state == "queued",
             Minijob.heartbeat_at < late,
             text("NOT EXISTS (SELECT FROM procrastinate_jobs p WHERE p.id = minijob.delivery AND p.status = 'todo')"),

@@ -64,7 +64,8 @@ class _Worker:
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self._beaten = self._swept = 0.0
-        self._up_since = -1e9
+        self._up_since: float | None = -1e9
+        """When the database was first reached after it had been away; None while it is."""
         self._complaint = ""
 
     async def run(self, until_idle: bool) -> None:
@@ -124,7 +125,7 @@ class _Worker:
                 await self._outage()
 
     async def _outage(self) -> None:
-        self._up_since = time.monotonic()
+        self._up_since = None
         await asyncio.sleep(1)
         with contextlib.suppress(DatabaseError, OSError):
             await asyncio.to_thread(self.catalog.revive)
@@ -164,12 +165,13 @@ class _Worker:
                 self.id = await asyncio.to_thread(takeover.register, self.catalog, self.queues, len(self.slots))
         else:
             held = await asyncio.to_thread(takeover.still_held, self.catalog, mine)
+        up_since = self._up_since = now if self._up_since is None else self._up_since
         for slot in self.slots:
             if slot.number in mine and slot.number not in held and slot.lease is mine[slot.number]:
                 await slot.dispossess()
             await slot.let_idle_go(now)
         # after an outage of the database every heartbeat is old: give the others the time to be back
-        if now - self._swept >= lease / 6 and now - self._up_since >= lease / 2:
+        if now - self._swept >= lease / 6 and now - up_since >= lease:
             self._swept = now
             if n := await asyncio.to_thread(takeover.sweep, self.catalog, lease):
                 self.say(f"worker {self.owner}: took over {n} minijobs")
