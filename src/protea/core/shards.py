@@ -37,12 +37,7 @@ def write_shards(
             queries = p.queries[start : start + step]
             for r in rows(p, queries, neighbours(p, queries)):
                 counter.add(r)
-                for i, category in enumerate(CATEGORIES):
-                    mine = r.category == i
-                    if mine.all():
-                        writers[category].write(r.table)
-                    elif mine.any():
-                        writers[category].write(r.table.filter(pa.array(mine)))
+                writers[CATEGORIES[r.category]].write(r.table)
             if progress:
                 progress(start + len(queries), len(p.queries), int(counter.rows.sum()))
         truth, known = truth_tables(p, counter.reached_keys())
