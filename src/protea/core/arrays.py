@@ -28,7 +28,7 @@ def csr_gather(ptr: I64, values: npt.NDArray, rows: npt.NDArray) -> tuple[I64, n
 
 
 def distinct(keys: I64) -> I64:
-    """The distinct keys, ascending. (`np.unique` hashes integers, which takes ten times as long.)"""
+    """The distinct keys, ascending. (`np.unique` hashes integers, which takes several times as long.)"""
     keys = np.sort(keys)
     return keys[np.diff(keys, prepend=keys[:1] - 1) > 0]
 
