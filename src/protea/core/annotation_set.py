@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from . import evidence
-from .arrays import I32, I64, Bool, contains, csr_gather
+from .arrays import I32, I64, Bool, contains, csr_gather, distinct
 from .ontology import Ontology
 
 DEFAULT_QUALIFIERS = ("enables", "involved_in", "located_in")
@@ -81,8 +81,7 @@ def load(source: AnnotationSource, onto: Ontology) -> AnnotationSet:
         keep[rows] = False
 
     drop("no_data", code == evidence.ND)
-    go, inverse = np.unique(table["go"].to_numpy(), return_inverse=True)
-    term = onto.resolve(go.astype(np.int32))[inverse].astype(np.int32)
+    term = onto.resolve(table["go"].to_numpy()).astype(np.int32)
     drop("unknown", term == -2)
     drop("obsolete", term == -1)
     drop("root", onto.is_root[np.maximum(term, 0)] & (term >= 0))
@@ -152,7 +151,7 @@ def pair_keys(protein: npt.NDArray, term: npt.NDArray, n_terms: int) -> I64:
 def negated_pairs(s: AnnotationSet, onto: Ontology, codes: frozenset[str] | None = None) -> I64:
     """Ascending keys of the (protein, term) that a NOT row of `s` names; only rows of evidence `codes` if given."""
     rows = s.negated if codes is None else s.negated & code_mask(codes)[s.evidence]
-    return np.unique(pair_keys(s.protein[rows], s.term[rows], len(onto.ids)))
+    return distinct(pair_keys(s.protein[rows], s.term[rows], len(onto.ids)))
 
 
 def is_negated(protein: npt.NDArray, term: npt.NDArray, not_pairs: I64, onto: Ontology) -> Bool:
@@ -161,7 +160,7 @@ def is_negated(protein: npt.NDArray, term: npt.NDArray, not_pairs: I64, onto: On
     out = np.zeros(len(protein), dtype=bool)
     if not len(not_pairs):
         return out
-    concerned = np.flatnonzero(contains(np.unique(not_pairs // n_terms), protein.astype(np.int64)))
+    concerned = np.flatnonzero(contains(distinct(not_pairs // n_terms), protein.astype(np.int64)))
     owner, above = csr_gather(onto.closure_ptr, onto.closure, term[concerned])
     hit = contains(not_pairs, pair_keys(protein[concerned][owner], above, n_terms))
     out[concerned[owner[hit]]] = True

@@ -1,13 +1,17 @@
 """Small array tools shared by the core: CSR gathers, sorted-key lookups, block iteration.
 
-Called by the ground truth, donors, votes and features; calls numpy only.
+Called by the ground truth, donors, votes, features and the cut; calls numpy only.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+T = TypeVar("T")
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -25,6 +29,12 @@ def csr_gather(ptr: I64, values: npt.NDArray, rows: npt.NDArray) -> tuple[I64, n
     offsets = np.cumsum(sizes) - sizes
     take = np.arange(len(owner), dtype=np.int64) - offsets[owner] + starts[owner]
     return owner, values[take]
+
+
+def distinct(keys: I64) -> I64:
+    """The distinct keys, ascending. (`np.unique` hashes integers, which takes several times as long.)"""
+    keys = np.sort(keys)
+    return keys[np.diff(keys, prepend=keys[:1] - 1) > 0]
 
 
 def csr_pointers(sorted_rows: npt.NDArray, n: int) -> I64:
@@ -58,3 +68,23 @@ def pieces(load: I64, limit: int) -> Iterator[tuple[int, int]]:
         b = max(a + 1, int(np.searchsorted(load, base + limit, side="right")))
         yield a, b
         a = b
+
+
+def side_by_side(call: Callable[..., T], spans: Iterable[tuple[int, int]], threads: int) -> Iterator[T]:
+    """call(*span) of each, in order: the first one by itself, then `threads` at a time and one waiting to be taken."""
+    spans = iter(spans)
+    for span in spans:
+        yield call(*span)
+        if threads > 1:
+            break
+    with ThreadPoolExecutor(threads) as pool:
+        running: deque[Future[T]] = deque()
+        try:
+            for span in spans:
+                running.append(pool.submit(call, *span))
+                if len(running) > threads:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from . import fs
 from .arrays import I32
 from .counts import Counter
-from .cut import Prepared, Rows, neighbours, rows
+from .cut import Prepared, neighbours, rows
 from .knn.exact import Neighbours
 from .parquet_export import FileInfo, _SplitWriter
 from .schema import CATEGORIES, ROWS
@@ -135,10 +135,9 @@ class Blocks:
             try:
                 for r in rows(p, self.of(p, block), near):
                     counter.add(r)
-                    split(r, writers)
+                    writers[CATEGORIES[r.category]].write(r.table)
                     if progress:
-                        done = int(np.searchsorted(self.of(p, block), p.truth.protein[r.member[-1]], side="right"))
-                        progress(done, int(counter.rows.sum()))
+                        progress(int(r.share * len(near.row)), int(counter.rows.sum()))
                 files = {c: w.close() for c, w in writers.items()}
             except BaseException:
                 for w in writers.values():
@@ -148,16 +147,6 @@ class Blocks:
             return files, {"rows": int(counter.rows.sum()), "alignments": counter.alignments()}
 
         return self._save(FEATURES, block, write)
-
-
-def split(r: Rows, writers: Mapping[str, _SplitWriter]) -> None:
-    """Give the rows to the writers of their categories."""
-    for i, category in enumerate(CATEGORIES):
-        mine = r.category == i
-        if mine.all():
-            writers[category].write(r.table)
-        elif mine.any():
-            writers[category].write(r.table.filter(pa.array(mine)))
 
 
 def _store(directory: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, FileInfo]:

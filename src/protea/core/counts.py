@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .arrays import I64, contains
+from .arrays import I64, contains, distinct
 from .cut import Prepared, Rows
 from .ontology import ASPECT_NAMES
 from .schema import CATEGORIES
@@ -33,7 +33,7 @@ def truth_tables(p: Prepared, reached: I64) -> tuple[pa.RecordBatch, pa.RecordBa
             "reached": contains(reached, key),
         }
     )
-    key = t.known[contains(np.unique(t.protein).astype(np.int64), t.known // n)]
+    key = t.known[contains(distinct(t.protein.astype(np.int64)), t.known // n)]
     aspect = p.arrays.onto.aspect[key % n]
     key = key[np.lexsort((key % n, aspect, key // n))]
     known = pa.record_batch(
@@ -90,7 +90,7 @@ class Counter:
         return dict(self.p.arrays.memo.get("alignments", {}))
 
     def reached_keys(self) -> I64:
-        return np.unique(np.concatenate(self.reached)) if self.reached else np.zeros(0, dtype=np.int64)
+        return distinct(np.concatenate(self.reached)) if self.reached else np.zeros(0, dtype=np.int64)
 
     def counts(self) -> dict[str, dict[str, dict[str, int]]]:
         """category -> aspect -> count -> number."""

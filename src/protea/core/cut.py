@@ -4,6 +4,8 @@
 runner, the plan and later the minijobs call these same functions. Calls the ground truth, donors, KNN, votes, features.
 """
 
+import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +18,7 @@ import pyarrow.compute as pc
 
 from . import evidence, features
 from .annotation_set import AnnotationSet, AnnotationSource, load
-from .arrays import I32, I64, contains, csr_pointers, nothing, per_query, pieces
+from .arrays import I32, I64, contains, csr_pointers, nothing, per_query, pieces, side_by_side
 from .config import ExportConfig
 from .donors import donors, information_accretion, offered, term_frequency, usable_pairs
 from .embeddings.store import VectorStore
@@ -244,14 +246,16 @@ def _sequences(proteins: pa.Table, accessions: pa.Array) -> tuple[I32, I32, pa.A
 class Rows:
     """Coded rows of one tally: `table` has int32 codes in its dictionary columns (see `CutArrays.words`).
 
-    member int64[n], index in the cut's members; category int8[n]; label bool[n]; key int64[n] (protein, term)
+    All are of one category (an index of CATEGORIES). member int64[n], index in the cut's members; label bool[n]; key
+    int64[n] (protein, term); share: how much of the block has been gone through when they are there, 0 to 1
     """
 
     table: pa.RecordBatch
+    category: int
     member: I64
-    category: npt.NDArray[np.int8]
     label: npt.NDArray[np.bool_]
     key: I64
+    share: float
 
 
 def neighbours(p: Prepared, queries: I32) -> Neighbours:
@@ -260,7 +264,10 @@ def neighbours(p: Prepared, queries: I32) -> Neighbours:
 
 
 def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
-    """The labelled rows of `queries` (ascending), in published order within each category."""
+    """The labelled rows of `queries` (ascending), category by category, each in published order.
+
+    Tallies run side by side on `threads` threads, but for the first, which fills what families compute once a block.
+    """
     arrays, truth, onto, config = p.arrays, p.truth, p.arrays.onto, p.arrays.config
     row_protein = np.full(len(arrays.store), -1, dtype=np.int32)
     have = arrays.vector_row >= 0
@@ -283,34 +290,48 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
             extra = found_by.ptr, found_by.term
 
     first, last = p.member_ptr[queries], p.member_ptr[queries + 1]
-    member = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)] or [np.zeros(0, np.int64)])
-    member_query = np.repeat(np.arange(len(queries), dtype=np.int64), last - first)
+    member = np.arange((last - first).sum()) + np.repeat(first - np.cumsum(last - first) + (last - first), last - first)
+    by_category = np.argsort(truth.category[member], kind="stable")
+    member = member[by_category]
+    member_query = np.repeat(np.arange(len(queries), dtype=np.int64), last - first)[by_category]
+    category = truth.category[member]
     sizes = np.diff(offer[0])
     room = np.where(found, sizes[local] if len(sizes) else 0, 0).sum(axis=2)[member_query, truth.aspect[member]]
     room += np.diff(extra[0])[member_query]
-    for a, b in pieces(np.cumsum(room), ROOM_PER_TALLY):
-        arrays.checkpoint()
+
+    def piece(a: int, b: int) -> Rows | None:
         c = tally(
             member_query, truth.aspect[member], a, b, near, local, offer, onto.aspect, closed, extra, config.keep_known
         )
         if not len(c):
-            continue
+            return None
         query = member_query[c.member]
         donor = np.where(c.donor >= 0, np.append(proteins, -1)[c.donor], -1).astype(np.int32)
         block = Block(of, c, query, donor)
         whose = member[c.member]
         key = queries[query].astype(np.int64) * n_terms + c.term
         label = contains(p.labels, key)
-        category = truth.category[whose]
         columns = features.compute(block) | {
             "protein_accession": pa.array(queries[query]),
             "go_term_id": pa.array(c.term),
-            "category": pa.array(category.astype(np.int32)),
+            "category": pa.array(np.full(len(c), category[a], dtype=np.int32)),
             "label": pa.array(label.astype(np.int8)),
             "ref_protein_accession": block.of_donor(donor),
             "snapshot_pair": pa.array(np.zeros(len(c), dtype=np.int32)),
         }
-        yield Rows(_in_order(columns), whose, category, label, key)
+        return Rows(_in_order(columns), int(category[a]), whose, label, key, b / len(member))
+
+    spans = [
+        (first + a, first + b)
+        for first, last in itertools.pairwise(np.searchsorted(category, np.arange(len(CATEGORIES) + 1)).tolist())
+        for a, b in pieces(np.cumsum(room[first:last]), ROOM_PER_TALLY)
+    ]
+    # alignments have threads of their own
+    threads = 1 if config.compute_alignments else arrays.threads or os.cpu_count() or 1
+    for r in side_by_side(piece, spans, threads):
+        arrays.checkpoint()
+        if r is not None:
+            yield r
 
 
 def _in_order(columns: dict[str, pa.Array]) -> pa.RecordBatch:

@@ -10,8 +10,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from . import evidence
 from .annotation_set import AnnotationSet, code_mask, is_negated, negated_pairs, pair_keys
-from .arrays import I32, I64, Bool, csr_pointers
+from .arrays import I32, I64, Bool, csr_pointers, distinct
 from .ground_truth import close_pairs
 from .ontology import Ontology
 
@@ -47,7 +48,7 @@ def usable(old: AnnotationSet, onto: Ontology, codes: frozenset[str]) -> npt.NDA
 def usable_pairs(old: AnnotationSet, onto: Ontology, codes: frozenset[str]) -> I64:
     """The same as ascending distinct keys protein * T + term."""
     rows = usable(old, onto, codes)
-    return np.unique(pair_keys(old.protein[rows], old.term[rows], len(onto.ids)))
+    return distinct(pair_keys(old.protein[rows], old.term[rows], len(onto.ids)))
 
 
 def donors(old: AnnotationSet, onto: Ontology, codes: frozenset[str], has_vector: Bool) -> Donors:
@@ -55,9 +56,9 @@ def donors(old: AnnotationSet, onto: Ontology, codes: frozenset[str], has_vector
     rows = usable(old, onto, codes)
     protein, term = old.protein[rows], old.term[rows]
     best = old.evidence[rows].astype(np.int32) * len(old.qualifiers) + old.qualifier[rows]
-    key = pair_keys(protein, term, len(onto.ids))
-    order = np.lexsort((best, key))
-    key, best = key[order], best[order]
+    ranks = len(evidence.CODES) * len(old.qualifiers)  # one sort of one number, which stays below 2^63
+    key, best = np.divmod(np.sort(pair_keys(protein, term, len(onto.ids)) * ranks + best), ranks)
+    best = best.astype(np.int32)
     first = np.ones(len(key), dtype=bool)
     first[1:] = key[1:] != key[:-1]
     key, best = key[first], best[first]
@@ -152,7 +153,7 @@ def information_accretion(known: I64, onto: Ontology) -> npt.NDArray[np.float32]
     """
     n_terms = len(onto.ids)
     closed = close_pairs(known, onto)
-    in_aspect = np.unique(known // n_terms * 3 + onto.aspect[known % n_terms])
+    in_aspect = distinct(known // n_terms * 3 + onto.aspect[known % n_terms])
     population = np.bincount(in_aspect % 3, minlength=3)
     term = (closed % n_terms).astype(np.int32)
     by_term = np.argsort(term, kind="stable")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .annotation_set import AnnotationSet, is_negated, negated_pairs, pair_keys
 from .annotation_set import code_mask as _mask
-from .arrays import I32, I64, Bool, contains, csr_gather
+from .arrays import I32, I64, Bool, contains, csr_gather, distinct
 from .ontology import Ontology
 
 BINDING_ONLY = (5515, 5488)
@@ -47,7 +47,7 @@ def experimental_pairs(s: AnnotationSet, onto: Ontology, codes: frozenset[str], 
     rows = ~s.negated & _mask(codes)[s.evidence]
     protein, term = s.protein[rows], s.term[rows]
     live = ~is_negated(protein, term, not_pairs, onto)
-    return np.unique(pair_keys(protein[live], term[live], len(onto.ids)))
+    return distinct(pair_keys(protein[live], term[live], len(onto.ids)))
 
 
 def close_pairs(pairs: I64, onto: Ontology, *, roots: bool = False) -> I64:
@@ -57,7 +57,7 @@ def close_pairs(pairs: I64, onto: Ontology, *, roots: bool = False) -> I64:
     if not roots:
         keep = ~onto.is_root[above]
         owner, above = owner[keep], above[keep]
-    return np.unique((pairs // n)[owner] * n + above)
+    return distinct((pairs // n)[owner] * n + above)
 
 
 def ground_truth(
@@ -76,7 +76,7 @@ def ground_truth(
     """
     n = len(onto.ids)
     not_old = negated_pairs(old, onto, experimental)
-    not_both = np.union1d(not_old, negated_pairs(new, onto, experimental))
+    not_both = distinct(np.concatenate([not_old, negated_pairs(new, onto, experimental)]))
     known = experimental_pairs(old, onto, experimental, not_old)
     found = experimental_pairs(new, onto, experimental, not_both)
     known_closed = close_pairs(known, onto)
@@ -99,8 +99,8 @@ def ground_truth(
         members, member_of = np.unique(slot, return_inverse=True)
 
     protein, aspect = (members // 3).astype(np.int32), (members % 3).astype(np.int8)
-    knows = np.unique(known // n)
-    knows_here = np.unique(known // n * 3 + onto.aspect[known % n])
+    knows = distinct(known // n)
+    knows_here = distinct(known // n * 3 + onto.aspect[known % n])
     category = np.where(contains(knows_here, members), 2, np.where(contains(knows, protein.astype(np.int64)), 1, 0))
     return GroundTruth(
         known,

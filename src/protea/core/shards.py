@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .blocks import FEATURES, Blocks, split
+from .blocks import FEATURES, Blocks
 from .counts import Counter, describe, truth_tables
 from .cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, Prepared, neighbours, rows
 from .parquet_export import FileInfo, _SplitWriter
@@ -57,7 +57,7 @@ def write_shards(
                 near = blocks.neighbours(p, block) if blocks else neighbours(p, queries)
                 for r in rows(p, queries, near):
                     counter.add(r)
-                    split(r, writers)
+                    writers[CATEGORIES[r.category]].write(r.table)
             if progress:
                 progress(start + len(queries), len(p.queries), int(counter.rows.sum()))
         truth, known = truth_tables(p, counter.reached_keys())

@@ -5,16 +5,18 @@ import numpy as np
 import pyarrow as pa
 
 from ..arrays import I32, I64
-from ..donors import offered
 from .block import Block, CutArrays, QueryBlock
 
 
 @numba.njit(cache=True, nogil=True)
-def _cooccurrence(wanted, member_ptr, members, ptr, term, n_terms, count_only, out_ptr, out_term, out_n):
-    """For each wanted term k, the terms of the donors that have k, and in how many of them: n(k, t)."""
+def _cooccurrence(wanted, first, member_ptr, members, ptr, term, n_terms, out_ptr, out_term, out_n):
+    """For each wanted term k from `first` on, the terms of the donors that have k, and in how many of them: n(k, t).
+
+    Returns how many of the wanted fitted into the room given.
+    """
     counts = np.zeros(n_terms, dtype=np.int32)
     touched = np.empty(n_terms, dtype=np.int32)
-    for i in range(len(wanted)):
+    for i in range(first, len(wanted)):
         n = 0
         for m in range(member_ptr[wanted[i]], member_ptr[wanted[i] + 1]):
             d = members[m]
@@ -23,13 +25,50 @@ def _cooccurrence(wanted, member_ptr, members, ptr, term, n_terms, count_only, o
                     touched[n] = term[j]
                     n += 1
                 counts[term[j]] += 1
-        if count_only:
-            out_ptr[i + 1] = n
+        base = out_ptr[i]
+        if base + n > len(out_term):
+            return i
         for j in range(n):
-            if not count_only:
-                out_term[out_ptr[i] + j] = touched[j]
-                out_n[out_ptr[i] + j] = counts[touched[j]]
+            out_term[base + j] = touched[j]
+            out_n[base + j] = counts[touched[j]]
             counts[touched[j]] = 0
+        out_ptr[i + 1] = base + n
+    return len(wanted)
+
+
+@numba.njit(cache=True, nogil=True)
+def _propagated(who, ptr, term, closure_ptr, closure, is_root, fill, out_ptr, out_term):
+    """The distinct terms of each donor's closures, in any order; only their number unless `fill`."""
+    seen = np.full(len(is_root), -1, dtype=np.int64)
+    for i in range(len(who)):
+        n = 0
+        for j in range(ptr[who[i]], ptr[who[i] + 1]):
+            for c in range(closure_ptr[term[j]], closure_ptr[term[j] + 1]):
+                t = closure[c]
+                if seen[t] != i and not is_root[t]:
+                    seen[t] = i
+                    if fill:
+                        out_term[out_ptr[i] + n] = t
+                    n += 1
+        if not fill:
+            out_ptr[i + 1] = n
+
+
+@numba.njit(cache=True, nogil=True)
+def _turned(ptr, term, n_terms):
+    """The donors of each term, ascending, as (ptr, members): a counting sort."""
+    out_ptr = np.zeros(n_terms + 1, dtype=np.int64)
+    for t in term:
+        out_ptr[t + 1] += 1
+    for t in range(n_terms):
+        out_ptr[t + 1] += out_ptr[t]
+    at = out_ptr.copy()
+    members = np.empty(len(term), dtype=np.int32)
+    for i in range(len(ptr) - 1):
+        for j in range(ptr[i], ptr[i + 1]):
+            members[at[term[j]]] = i
+            at[term[j]] += 1
+    return out_ptr, members
 
 
 @numba.njit(cache=True, nogil=True)
@@ -80,28 +119,53 @@ class _Donors:
     """Every donor's propagated terms, forwards and backwards: computed once a cut."""
 
     def __init__(self, cut: CutArrays) -> None:
-        n_terms = len(cut.onto.ids)
+        onto = cut.onto
         self.who = np.flatnonzero(cut.donors.aspects).astype(np.int32)
-        self.ptr, self.term, _ = offered(cut.donors, cut.onto, self.who, expand=True)
-        owner = np.repeat(np.arange(len(self.who), dtype=np.int32), np.diff(self.ptr))
-        order = np.argsort(self.term, kind="stable")
-        self.members = owner[order]
-        self.member_ptr = np.searchsorted(self.term[order], np.arange(n_terms + 1)).astype(np.int64)
+        given = (self.who, cut.donors.ptr, cut.donors.term, onto.closure_ptr, onto.closure, onto.is_root)
+        ptr = np.zeros(len(self.who) + 1, dtype=np.int64)
+        _propagated(*given, False, ptr, np.zeros(0, dtype=np.int32))
+        self.ptr = np.cumsum(ptr)
+        self.term = np.empty(self.ptr[-1], dtype=np.int32)
+        _propagated(*given, True, self.ptr, self.term)
+        self.member_ptr, self.members = _turned(self.ptr, self.term, len(onto.ids))
         self.population = np.diff(self.member_ptr).astype(np.int32)
+        self.kept: dict[int, tuple[I32, I32]] = {}
+        self.kept_entries = 0
+
+
+KEPT_FROM, KEPT_ENTRIES = 200, 32_000_000
+"""Co-occurrences of terms with that many donors are kept for the next block of queries, up to so many (8 bytes each)."""
 
 
 def _together(of: QueryBlock, d: _Donors) -> tuple[I64, I64, I32, I32]:
     """(place of each known term, ptr, term, n): the co-occurrence rows of the block's known terms."""
-    n_terms = len(of.cut.onto.ids)
     wanted, place = np.unique(of.known[1], return_inverse=True)
-    given = (wanted, d.member_ptr, d.members, d.ptr, d.term, n_terms)
-    ptr = np.zeros(len(wanted) + 1, dtype=np.int64)
-    nothing = np.zeros(0, dtype=np.int32)
-    _cooccurrence(*given, True, ptr, nothing, nothing)
-    ptr = np.cumsum(ptr)
-    term, n = np.empty(ptr[-1], dtype=np.int32), np.empty(ptr[-1], dtype=np.int32)
-    _cooccurrence(*given, False, ptr, term, n)
+    new = np.array([k for k in wanted.tolist() if k not in d.kept], dtype=np.int32)
+    found = _cooccurrences(new, d, len(of.cut.onto.ids))
+    rows = [d.kept.get(k) or found[k] for k in wanted.tolist()]
+    for k, row in found.items():
+        if d.population[k] >= KEPT_FROM and d.kept_entries + len(row[0]) <= KEPT_ENTRIES:
+            d.kept[k] = row
+            d.kept_entries += len(row[0])
+    ptr = np.concatenate([[0], np.cumsum([len(t) for t, _ in rows])]).astype(np.int64)
+    nothing = [np.zeros(0, dtype=np.int32)]
+    term, n = (np.concatenate([row[i] for row in rows] or nothing) for i in range(2))
     return place.astype(np.int64), ptr, term, n
+
+
+def _cooccurrences(wanted: I32, d: _Donors, n_terms: int) -> dict[int, tuple[I32, I32]]:
+    out: dict[int, tuple[I32, I32]] = {}
+    done = 0
+    while done < len(wanted):
+        ptr = np.zeros(len(wanted) + 1, dtype=np.int64)
+        room = max(n_terms, 4_000_000)
+        term, n = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.int32)
+        upto = _cooccurrence(wanted, done, d.member_ptr, d.members, d.ptr, d.term, n_terms, ptr, term, n)
+        for i in range(done, upto):
+            part = slice(ptr[i], ptr[i + 1])
+            out[int(wanted[i])] = term[part].copy(), n[part].copy()
+        done = upto
+    return out
 
 
 def columns(block: Block) -> dict[str, pa.Array]:
