@@ -3,10 +3,12 @@
 Called by the ground truth, donors, votes, features and the cut; calls numpy only.
 """
 
+import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,21 @@ T = TypeVar("T")
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+
+
+class Memo(dict[str, Any]):
+    """What is computed once, by whichever thread asks for it first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()
+
+    def once(self, key: str, make: Callable[[], T]) -> T:
+        """The value of `key`, made when it is not there yet; another thread that asks meanwhile waits."""
+        with self._lock:
+            if key not in self:
+                self[key] = make()
+            return self[key]
 
 
 def nothing() -> None:
@@ -71,12 +88,10 @@ def pieces(load: I64, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def side_by_side(call: Callable[..., T], spans: Iterable[tuple[int, int]], threads: int) -> Iterator[T]:
-    """call(*span) of each, in order: the first one by itself, then `threads` at a time and one waiting to be taken."""
-    spans = iter(spans)
-    for span in spans:
-        yield call(*span)
-        if threads > 1:
-            break
+    """call(*span) of each, in order: `threads` at a time and one waiting to be taken; one thread is the caller's."""
+    if threads == 1:
+        yield from itertools.starmap(call, spans)
+        return
     with ThreadPoolExecutor(threads) as pool:
         running: deque[Future[T]] = deque()
         try:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from . import evidence, features
 from .annotation_set import AnnotationSet, AnnotationSource, load
-from .arrays import I32, I64, contains, csr_pointers, nothing, per_query, pieces, side_by_side
+from .arrays import I32, I64, Memo, contains, csr_pointers, nothing, per_query, pieces, side_by_side
 from .config import ExportConfig
 from .donors import donors, information_accretion, offered, term_frequency, usable_pairs
 from .embeddings.store import VectorStore
@@ -266,7 +266,7 @@ def neighbours(p: Prepared, queries: I32) -> Neighbours:
 def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
     """The labelled rows of `queries` (ascending), category by category, each in published order.
 
-    Tallies run side by side on `threads` threads, but for the first, which fills what families compute once a block.
+    Tallies run side by side on `threads` threads.
     """
     arrays, truth, onto, config = p.arrays, p.truth, p.arrays.onto, p.arrays.config
     row_protein = np.full(len(arrays.store), -1, dtype=np.int32)
@@ -281,7 +281,7 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
     n_terms = len(onto.ids)
     closed = per_query(truth.known_closed, queries, n_terms)
     known = per_query(truth.known, queries, n_terms)
-    of = QueryBlock(arrays, queries, near, proteins, local, offer, known, distance_std(near), {})
+    of = QueryBlock(arrays, queries, near, proteins, local, offer, known, distance_std(near), Memo())
     extra = np.zeros(len(queries) + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)
     if arrays.side.interpro is not None:
         found_by: Support = support(arrays, queries)

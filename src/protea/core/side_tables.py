@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .arrays import I32, I64, csr_gather, csr_pointers
+from .dots import padded
 from .lineages import Lineages
 from .ontology import Ontology
 
@@ -24,7 +25,7 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TermVectors:
-    """unit float64[m, d]: vectors of length 1; row int32[T]: a term's row, -1 without a vector."""
+    """unit float64[m, d]: vectors of length 1, padded with zeros for `dots.dot`; row int32[T]: a term's row, -1 without."""
 
     unit: F64
     row: I32
@@ -99,7 +100,7 @@ def _term_vectors(path: Path, onto: Ontology, dropped: dict[str, int]) -> TermVe
     _normalise(vectors)
     row = np.full(len(onto.ids), -1, dtype=np.int32)
     row[used] = np.arange(len(used), dtype=np.int32)
-    return TermVectors(vectors, row)
+    return TermVectors(padded(vectors), row)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -170,15 +170,13 @@ def _cooccurrences(wanted: I32, d: _Donors, n_terms: int) -> dict[int, tuple[I32
 
 def columns(block: Block) -> dict[str, pa.Array]:
     cut, of, c = block.cut, block.of, block.candidates
-    d: _Donors = cut.memo.get("association") or cut.memo.setdefault("association", _Donors(cut))
-    if "association" not in of.memo:
-        of.memo["association"] = _together(of, d)
+    d = cut.memo.once("association", lambda: _Donors(cut))
     at = np.searchsorted(d.who, of.queries)
     at[at == len(d.who)] = 0
     own = np.where(d.who[at] == of.queries, at, -1) if len(d.who) else np.full(len(of.queries), -1)
     total, cross = np.zeros(len(c), dtype=np.float32), np.zeros(len(c), dtype=np.float32)
     present = np.zeros(len(c), dtype=np.bool_)
-    place, ptr, term, n = of.memo["association"]
+    place, ptr, term, n = of.memo.once("association", lambda: _together(of, d))
     _associate(
         block.query, c.term, cut.onto.aspect, *of.known, place, ptr, term, n, d.population, own.astype(np.int64), d.ptr,
         d.term, cut.onto.closure_ptr, cut.onto.closure, total, cross, present,

@@ -6,13 +6,13 @@ Built by the cut; read by the feature modules.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..arrays import I32, I64, Bool, nothing
+from ..arrays import I32, I64, Bool, Memo, nothing
 from ..config import ExportConfig
 from ..donors import Donors
 from ..embeddings.store import VectorStore
@@ -60,15 +60,12 @@ class CutArrays:
     alignments: "AlignmentCache | None" = None
     checkpoint: Callable[[], None] = nothing
     """Called many times a second where much is computed; it raises when the work is to stop."""
-    memo: dict[str, Any] = field(default_factory=dict)
+    memo: Memo = field(default_factory=Memo)
     """What a family computes once for the cut, under the family's name."""
 
     def rows_of(self, name: str, table: ProteinTerms) -> ByProtein:
         """The rows of a side table by protein, sorted once a cut."""
-        key = f"rows of {name}"
-        if key not in self.memo:
-            self.memo[key] = by_protein(table, self.accessions)
-        return self.memo[key]
+        return self.memo.once(f"rows of {name}", lambda: by_protein(table, self.accessions))
 
     @cached_property
     def taxon_node(self) -> I32:
@@ -95,7 +92,7 @@ class QueryBlock:
     offered: tuple[I64, I32, I32]
     known: tuple[I64, I32]
     std: npt.NDArray[np.float32]
-    memo: dict[str, Any]
+    memo: Memo
     """What a family computes once for the block, under the family's name."""
 
 

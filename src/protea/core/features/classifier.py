@@ -23,9 +23,7 @@ def _scores(of: QueryBlock) -> tuple[I64, np.ndarray]:
 
 
 def columns(block: Block) -> dict[str, pa.Array]:
-    if "classifier" not in block.of.memo:
-        block.of.memo["classifier"] = _scores(block.of)
-    keys, scores = block.of.memo["classifier"]
+    keys, scores = block.of.memo.once("classifier", lambda: _scores(block.of))
     wanted = block.query * len(block.cut.onto.ids) + block.candidates.term
     at = np.searchsorted(keys, wanted)
     at[at == len(keys)] = 0

@@ -9,27 +9,40 @@ from .block import Block
 
 
 @numba.njit(cache=True, nogil=True)
-def _voters(query, aspect, term, votes, local, count, ptr, offered, query_node, node, parent, depth, same, close, mean):
-    """Per candidate the shares of its voters, and the mean common ancestors of those whose taxon is known (NaN for none)."""
-    for i in range(len(query)):
-        q, a = query[i], aspect[i]
-        n_same = n_close = n_known = total = 0
+def _voters(member, query, aspect, term, votes, local, count, ptr, offered, query_node, node, parent, depth, same, close,
+            mean):  # fmt: skip
+    """Per candidate the shares of its voters, and the mean common ancestors of those whose taxon is known (NaN for none).
+
+    Candidates come grouped by member: each neighbour of one is looked at once, and then what it offers.
+    """
+    place = np.full(len(aspect), -1, dtype=np.int64)
+    counted = np.zeros((4, len(term)), dtype=np.int32)
+    n_same, n_close, n_known, total = counted[0], counted[1], counted[2], counted[3]
+    first = 0
+    while first < len(term):
+        q, a = query[first], aspect[term[first]]
+        last = first
+        while last < len(term) and member[last] == member[first]:
+            place[term[last]] = last
+            last += 1
         for j in range(count[q, a]):
             r = local[q, a, j]
-            at = ptr[r] + np.searchsorted(offered[ptr[r] : ptr[r + 1]], term[i])
-            if at == ptr[r + 1] or offered[at] != term[i]:
-                continue
             common, _, relation = relate(query_node[q], node[r], parent, depth)
             if relation < 0:
                 continue
-            n_known += 1
-            total += common
-            n_same += relation == SAME
-            n_close += relation <= CLOSE
+            for o in range(ptr[r], ptr[r + 1]):
+                i = place[offered[o]]
+                if i >= first:
+                    n_known[i] += 1
+                    total[i] += common
+                    n_same[i] += relation == SAME
+                    n_close[i] += relation <= CLOSE
+        first = last
+    for i in range(len(term)):
         voters = max(1, votes[i])
-        same[i] = np.float32(n_same / voters)
-        close[i] = np.float32(n_close / voters)
-        mean[i] = np.float32(total / n_known) if n_known else np.float32(np.nan)
+        same[i] = np.float32(n_same[i] / voters)
+        close[i] = np.float32(n_close[i] / voters)
+        mean[i] = np.float32(total[i] / n_known[i]) if n_known[i] else np.float32(np.nan)
 
 
 def columns(block: Block) -> dict[str, pa.Array]:
@@ -39,7 +52,7 @@ def columns(block: Block) -> dict[str, pa.Array]:
     query_node = node[of.queries]
     same, close, mean = (np.empty(len(c), dtype=np.float32) for _ in range(3))
     _voters(
-        block.query, block.cut.onto.aspect[c.term], c.term, c.votes, of.local, of.near.count, of.offered[0], of.offered[1],
+        c.member, block.query, block.cut.onto.aspect, c.term, c.votes, of.local, of.near.count, of.offered[0], of.offered[1],
         query_node, node[of.proteins], tree.parent, tree.depth, same, close, mean,
     )  # fmt: skip
     unknown = query_node[block.query] < 0
