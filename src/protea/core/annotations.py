@@ -116,7 +116,7 @@ def read_gaf(
     distinct, dropped = Distinct(), (Counter[int](), Counter[int]())
     lines = 0
     with textio.open_text(path) as reader:
-        for block in textio.blocks(reader, block_size):
+        for block in textio.blocks(reader, block_size, reuse=True):
             data = np.frombuffer(block, np.uint8)
             found = gafscan.scan(data, names, ends, proteins is not None, slots, offsets, words)
             counts += found.counts

@@ -12,6 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from protea.core.evidence import CODES
+from protea.core.windows import WIDTH, first, window
 
 REASONS = ("columns", "database", "accession", "go_id", "unknown_evidence", "date")
 """Why a row is malformed, in the order in which they are looked for."""
@@ -245,21 +246,25 @@ def scan(data, databases, database_ends, restrict, slots, offsets, words):
     lines = n_rows = n_runs = n_dropped = n_problems = n_comments = pos = 0
     last_a = last_b = 0  # the accession of the last row of an accepted database
     last_in, last_run = not restrict, -1
+    base, ahead = (
+        np.int64(0),
+        window(data, 0),
+    )  # the tabs and newlines of the 64 bytes from `base` on that are not yet passed
     while pos < len(data):
         start, n_fields = pos, 1
-        if data[pos] == _BANG:
-            while pos < len(data) and data[pos] != _LF:
-                pos += 1
-        else:
-            while pos < len(data):
-                c = data[pos]
-                if c <= _LF:
-                    if c == _LF:
-                        break
-                    if c == _TAB:
-                        f[min(n_fields, 19)] = pos + 1
-                        n_fields += 1
-                pos += 1
+        while True:
+            while ahead == 0 and base < len(data):
+                base += WIDTH
+                ahead = window(data, base)
+            if ahead == 0:
+                pos = len(data)
+                break
+            pos = base + first(ahead)
+            ahead &= ahead - np.uint64(1)
+            if data[pos] == _LF:
+                break
+            f[min(n_fields, 19)] = pos + 1
+            n_fields += 1
         stop, line = pos, lines
         pos += 1
         lines += 1

@@ -7,6 +7,7 @@ more than a few blocks of the file, whatever its size.
 import gzip
 import hashlib
 import io
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,9 @@ from protea.errors import InputError, NotFoundError
 
 BLOCK_SIZE = 16 << 20
 MAX_LINE = 64 << 20
+MARGIN = 64 << 10
+"""Bytes that a buffer has beyond a block: what is left of the one before mostly fits."""
+_NEWLINE = re.compile(rb"\n")
 _BOM = b"\xef\xbb\xbf"
 _FOREIGN = {b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\x00": "xz-compressed", b"\x28\xb5\x2f\xfd": "zstd-compressed"}
 
@@ -129,14 +133,17 @@ def open_text(path: str | Path) -> HashingReader:
         raise
 
 
-def blocks(reader: HashingReader, size: int = BLOCK_SIZE, max_line: int = MAX_LINE) -> Iterator[memoryview]:
+def blocks(
+    reader: HashingReader, size: int = BLOCK_SIZE, max_line: int = MAX_LINE, reuse: bool = False
+) -> Iterator[memoryview]:
     """Blocks of whole lines, about `size` bytes each, to the end of the file; only the last may lack its newline.
 
-    A block is fresh memory that the caller may keep. The next one is read, decompressed and hashed on a thread while
+    A block is fresh memory that the caller may keep, or with `reuse`, which saves the time of getting it from the system,
+    memory that is good until the next block is asked for. The next one is read, decompressed and hashed on a thread while
     the caller works on this one. A UTF-8 byte order mark is left out (the hash has it).
     Errors: as HashingReader's; InputError naming the number of a line longer than `max_line` bytes.
     """
-    source = _blocks(reader, size, max_line)
+    source = _blocks(reader, size, max_line, reuse)
     with ThreadPoolExecutor(1, "protea-read") as pool:
         ahead = pool.submit(next, source, None)
         while (block := ahead.result()) is not None:
@@ -144,23 +151,47 @@ def blocks(reader: HashingReader, size: int = BLOCK_SIZE, max_line: int = MAX_LI
             yield block
 
 
-def _blocks(reader: HashingReader, size: int, max_line: int) -> Iterator[memoryview]:
+def _blocks(reader: HashingReader, size: int, max_line: int, reuse: bool) -> Iterator[memoryview]:
     rest, line, first = memoryview(b""), 1, True
+    none = held = spare = np.empty(
+        0, np.uint8
+    )  # `held`: where the caller's block lies; `spare`: where the one before lay
     while True:
-        buffer = bytearray(len(rest) + size)
+        room, spare = spare, none
+        if not reuse or len(room) < len(rest) + size:
+            room = np.empty(len(rest) + size + MARGIN, np.uint8)  # not a bytearray, which would be filled with zeros
+        buffer: memoryview = room[: len(rest) + size].data
         buffer[: len(rest)] = rest
-        filled = len(rest) + reader.readinto(memoryview(buffer)[len(rest) :])
+        filled = len(rest) + reader.readinto(buffer[len(rest) :])
         # Only the line that `rest` began can be longer than `size`.
-        end = buffer.find(b"\n", len(rest), filled)
-        if (filled if end < 0 else end) > max_line:
+        newline = _NEWLINE.search(buffer, len(rest), filled)
+        if (newline.start() if newline else filled) > max_line:
             raise InputError(f"{reader.name}, line {line}: longer than {max_line} bytes", hint="is it a text file?")
         at_end = filled < len(buffer)
-        cut = filled if at_end else buffer.rfind(b"\n", len(rest), filled) + 1
-        block, rest = memoryview(buffer)[:cut], memoryview(buffer)[cut:filled]
-        line += int(np.count_nonzero(np.frombuffer(block, np.uint8) == 10))
+        cut = filled if at_end else _after_last_newline(buffer, len(rest), filled)
+        block, rest = buffer[:cut], buffer[cut:filled]
+        line += _newlines(block)
         if first and cut:
             block, first = block[3 * (bytes(block[:3]) == _BOM) :], False
         if len(block):
             yield block
+            held, spare = room, held
         if at_end:
             return
+
+
+def _after_last_newline(buffer: memoryview, start: int, stop: int) -> int:
+    """One more than the place of the last newline in buffer[start:stop], or 0."""
+    step = 1 << 16
+    while stop > start:
+        a = max(start, stop - step)
+        if (found := bytes(buffer[a:stop]).rfind(b"\n")) >= 0:
+            return a + found + 1
+        stop = a
+    return 0
+
+
+def _newlines(block: memoryview) -> int:
+    """How many there are; counted piece by piece, each of which stays in the CPU's cache."""
+    data = np.frombuffer(block, np.uint8)
+    return sum(int(np.count_nonzero(data[a : a + (1 << 18)] == 10)) for a in range(0, len(data), 1 << 18))
