@@ -20,6 +20,7 @@ import psutil
 import protea
 from protea import ingest
 from protea.catalog import Dataset, Job, Minijob, open_catalog
+from protea.jobs import takeover
 from protea.jobs.local import submit
 from protea.settings import Settings
 from worlds import World
@@ -85,6 +86,11 @@ class Farm:
         with open_catalog(self.settings) as catalog, catalog.session() as session:
             return list(session.query(Minijob).filter_by(job_id=job).order_by(Minijob.id))
 
+    def workers(self) -> list[dict[str, Any]]:
+        """What `protea worker status` says."""
+        with open_catalog(self.settings) as catalog:
+            return takeover.status(catalog, LEASE)
+
     def busy(self) -> bool:
         """Whether a worker has a child process."""
         return any(w.poll() is None and len(self.family(w)) > 1 for w in self.started)
@@ -146,7 +152,7 @@ def reference(farm: Farm, **values: Any) -> dict[str, Any]:
 
 
 HOOK = """
-import os, sys, time
+import json, os, sys, time
 if "protea.jobs.child" in sys.orig_argv:
     import protea.core.features as features
     import protea.core.knn.exact as exact
@@ -166,6 +172,10 @@ if "protea.jobs.child" in sys.orig_argv:
         global now
         now = cut.pair
         log(cut.pair, os.getpid())
+        if at("threads"):
+            import numba, pyarrow, threadpoolctl
+            log("threads", os.getpid(), json.dumps([numba.get_num_threads(), pyarrow.cpu_count(), args[0].threads,
+                *(t["num_threads"] for t in threadpoolctl.threadpool_info())]))
         while at(f"hold-{cut.pair}"):
             time.sleep(0.02)
         if at(f"raise-{cut.pair}"):
@@ -222,7 +232,8 @@ class Hook:
         self.variables = {"HOOK": str(place), "PYTHONPATH": os.pathsep.join([str(place), *filter(None, sys.path)])}
 
     def set(self, what: str) -> None:
-        """`hold-`, `raise-`, `hog-` a cut when it begins; `knn-`, `features-` of a cut and `assembly` go on and on."""
+        """`hold-`, `raise-`, `hog-` a cut when it begins; `knn-`, `features-` of a cut and `assembly` go on and on;
+        `threads`: they log how many they have."""
         (self.place / what).touch()
 
     def clear(self, what: str) -> None:

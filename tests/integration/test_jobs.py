@@ -246,6 +246,48 @@ def test_what_is_wrong_is_said_when_it_is_submitted(farm: Farm) -> None:
         assert len(catalog.jobs.recent()) == 1
 
 
+def test_children_share_the_cores(settings: Settings, small: World, tmp_path: Path, hook: Hook) -> None:
+    """BLAS, numba, Arrow and our own threads: of one process all cores, of two half of them, however they are started."""
+    cores = len(os.sched_getaffinity(0))
+    hook.set("threads")
+
+    def told() -> list[set[int]]:
+        """The numbers of threads that each child told since the last time."""
+        found = {line[1]: set(json.loads(" ".join(line[2:]))) for line in hook.log() if line[0] == "threads"}
+        (hook.place / "log").unlink()
+        return list(found.values())
+
+    with farm_of(settings, small, tmp_path, threads=0, export_minijobs=True, export_queries_per_block=3) as farm:
+        command = [sys.executable, "-m", "protea", "export", "run", "--workers", "2"]
+        for name, value in farm.world.names().items():
+            command += [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, list) else value]
+        env = os.environ | farm.settings.environment() | hook.variables
+        made = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        shares = told()
+        assert shares
+        assert all(share == {max(1, cores // 2)} for share in shares)
+
+        first = farm.worker(**hook.variables)
+        assert farm.ended(farm.submit(name="alone")).state == "succeeded", farm.logs()
+        assert told() == [{cores}]
+        alone = farm.child(first).pid if cores > 1 else 0
+        farm.worker("--processes", "3", **hook.variables)
+        second = farm.until(lambda: len(w := farm.workers()) == 2 and w[1]["started_at"])
+        heard = {second}  # the first looks who is there when it says that it lives
+
+        def twice() -> bool:
+            heard.add(max(second, farm.workers()[0]["heartbeat_at"]))
+            return len(heard) == 3
+
+        farm.until(twice)
+        assert farm.ended(farm.submit(name="together", k=3)).state == "succeeded", farm.logs()
+        assert alone not in [int(line[1]) for line in hook.log()]
+        shares = told()
+        assert shares
+        assert all(share == {max(1, cores // 4)} for share in shares)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 200 kB."""
