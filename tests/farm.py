@@ -28,6 +28,8 @@ from worlds import World
 TRAIN, EVAL = "v1-v2", "v2-v5"
 
 SECONDS = 90
+ALL = os.environ.get("PROTEA_TEST_ALL") == "1"
+"""Whether tests go as far as they can, however long it takes."""
 LEASE = 5.0
 """Seconds: a worker on a busy machine must be able to say in time that it lives."""
 
@@ -158,6 +160,7 @@ if "protea.jobs.child" in sys.orig_argv:
     import protea.core.knn.exact as exact
     import protea.core.parquet_export as assembly
     import protea.core.runner as runner
+    from protea.core.staging import Staging
     from protea.errors import CancelledError
     place = os.environ["HOOK"]
 
@@ -212,12 +215,19 @@ if "protea.jobs.child" in sys.orig_argv:
 
     def compute(block, _real=features.compute):
         long(f"features-{now}", block.cut.checkpoint)
+        time.sleep(0.3 if at("slow") else 0)
         return _real(block)
 
     def join(out, empty, files, checkpoint, _real=assembly.join):
         long("assembly", checkpoint)
         return _real(out, empty, files, checkpoint)
 
+    def finish(self, name, *args, _real=Staging.finish):
+        stage = _real(self, name, *args)
+        log("finished", name)
+        return stage
+
+    Staging.finish = finish
     runner.prepare, exact.ExactSearch._search, features.compute, assembly.join = prepare, search, compute, join
 """
 
@@ -233,6 +243,7 @@ class Hook:
 
     def set(self, what: str) -> None:
         """`hold-`, `raise-`, `hog-` a cut when it begins; `knn-`, `features-` of a cut and `assembly` go on and on;
+        `slow`: features take a while;
         `threads`: they log how many they have."""
         (self.place / what).touch()
 

@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ import pytest
 from sqlalchemy import text
 
 import protea
-from farm import EVAL, LEASE, SECONDS, TRAIN, Farm, Hook, farm_of, reference
+from farm import ALL, EVAL, LEASE, SECONDS, TRAIN, Farm, Hook, farm_of, reference
 from protea.catalog import Dataset, open_catalog, upgrade
 from protea.catalog.embedded import EmbeddedServer
 from protea.errors import BusyError, ConfigError, ConflictError, DiskError, NotFoundError
@@ -376,58 +376,76 @@ def test_a_lost_delivery_is_made_good(farm: Farm) -> None:
     assert farm.job(job).state == "succeeded"
 
 
-def test_random_kills(farm: Farm, serial: dict[str, Any]) -> None:
-    """Workers and children are killed again and again until it is done."""
-    chance = random.Random(5)
-    job = farm.submit()
-    kills = 0
-    while farm.job(job).state in ("queued", "running"):
-        alive = [w for w in farm.started if w.poll() is None]
-        for _ in range(2 - len(alive)):
-            farm.worker()
-        time.sleep(chance.uniform(1, 4))
-        if kills < 8:
-            family = farm.family(chance.choice([w for w in farm.started if w.poll() is None]))
-            with suppress(psutil.NoSuchProcess):
-                chance.choice(family).kill()
-                kills += 1
-        assert len(farm.started) < 30, farm.logs()
-    assert farm.job(job).state == "succeeded", farm.logs()
-    assert farm.dataset() == serial
-    assert len(farm.events(job, "export.published")) == 1
-    assert not farm.staging()
-    done = [e["minijob"] for e in farm.events(job, "minijob.done")]
-    assert len(done) == len(set(done))
-
-
-@pytest.mark.parametrize("minijobs", [False, True])
-def test_the_database_is_restarted(small: World, tmp_path: Path, hook: Hook, minijobs: bool) -> None:
-    """Away for longer than a lease: nobody is taken for dead, nothing is computed twice, the same bytes."""
-    server = EmbeddedServer(tmp_path / "server")
+@contextmanager
+def farm_with_server(world: World, place: Path, **changes: Any) -> Iterator[tuple[Farm, EmbeddedServer]]:
+    """A farm on a server of its own, which can be stopped."""
+    server = EmbeddedServer(place / "server")
     server.acquire()
     try:
         url = f"postgresql://postgres@/postgres?host={quote(str(server.socket_dir), safe='')}"
-        settings = Settings(home=tmp_path / "home", database_url=url)
+        settings = Settings(home=place / "home", database_url=url)
         upgrade(settings)
-        with farm_of(settings, small, tmp_path, export_minijobs=minijobs, export_queries_per_block=3) as farm:
-            serial = reference(farm)
-            hook.set(f"hold-{EVAL}")
-            farm.worker("--processes", "2", **hook.variables)
-            farm.worker(**hook.variables)
-            job = farm.submit()
-            farm.until(lambda: hook.begun(EVAL))
-            server._stop()
-            hook.clear(f"hold-{EVAL}")
-            time.sleep(LEASE + 1)
-            server.revive()
-            assert farm.ended(job).state == "succeeded", farm.logs()
-            assert farm.dataset() == serial
-            assert not farm.events(job, "worker.lost")
-            done = [e["minijob"] for e in farm.events(job, "minijob.done")]
-            assert len(done) == len(set(done)) == len(farm.minijobs(job))
-            assert {m.attempt for m in farm.minijobs(job)} == {1}
+        with farm_of(settings, world, place, **changes) as farm:
+            yield farm, server
     finally:
         server.release()
+
+
+@pytest.mark.parametrize(("minijobs", "kills"), [(False, 20 if ALL else 3), (True, 20 if ALL else 6)])
+def test_random_kills(small: World, tmp_path: Path, hook: Hook, minijobs: bool, kills: int) -> None:
+    """A worker or a child is killed every few seconds, the server restarted in between, until it is done: the same bytes,
+    published once, nothing left over, and nothing that was finished is computed again."""
+    chance = random.Random(5)
+    with farm_with_server(small, tmp_path, export_minijobs=minijobs, export_queries_per_block=1) as (farm, server):
+        serial = reference(farm)
+        hook.set("slow")
+        hook.set("assembly")  # it cannot be done before all kills are
+        job = farm.submit()
+        for n in range(kills):
+            alive = [w for w in farm.started if w.poll() is None]
+            alive += [farm.worker(**hook.variables) for _ in range(2 - len(alive))]
+            time.sleep(chance.uniform(1, 4))
+            with suppress(psutil.NoSuchProcess):
+                chance.choice(farm.family(chance.choice(alive))).kill()
+            if n == kills // 2:
+                server._stop()
+                time.sleep(1)
+                server.revive()
+        hook.clear("assembly")
+        farm.worker(**hook.variables)
+        assert farm.ended(job).state == "succeeded", farm.logs()
+        assert farm.dataset() == serial
+        assert len(farm.events(job, "export.published")) == 1
+        with open_catalog(farm.settings) as catalog:
+            assert [d.name for d in catalog.datasets()] == ["world"]
+        assert not farm.staging()
+        finished = [line[1] for line in hook.log() if line[0] == "finished"]
+        assert len(finished) == len(set(finished))
+        assert {TRAIN, EVAL} <= set(finished)
+        done = [e["minijob"] for e in farm.events(job, "minijob.done")]
+        assert len(done) == len(set(done)) == len(farm.minijobs(job))
+        assert sum(m.losses for m in farm.minijobs(job)) > 0
+
+
+def test_the_database_is_restarted(small: World, tmp_path: Path, hook: Hook) -> None:
+    """Away for longer than a lease: nobody is taken for dead, nothing is computed twice, the same bytes."""
+    with farm_with_server(small, tmp_path, export_minijobs=True, export_queries_per_block=3) as (farm, server):
+        serial = reference(farm)
+        hook.set(f"hold-{EVAL}")
+        farm.worker("--processes", "2", **hook.variables)
+        farm.worker(**hook.variables)
+        job = farm.submit()
+        farm.until(lambda: hook.begun(EVAL))
+        server._stop()
+        hook.clear(f"hold-{EVAL}")
+        time.sleep(LEASE + 1)
+        server.revive()
+        assert farm.ended(job).state == "succeeded", farm.logs()
+        assert farm.dataset() == serial
+        assert not farm.events(job, "worker.lost")
+        done = [e["minijob"] for e in farm.events(job, "minijob.done")]
+        assert len(done) == len(set(done)) == len(farm.minijobs(job))
+        assert {m.attempt for m in farm.minijobs(job)} == {1}
 
 
 def test_an_embedded_server_that_dies_is_started_again(small: World, tmp_path: Path, hook: Hook) -> None:
