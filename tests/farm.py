@@ -163,6 +163,7 @@ if "protea.jobs.child" in sys.orig_argv:
     from protea.core.staging import Staging
     from protea.errors import CancelledError
     place = os.environ["HOOK"]
+    os.fsync = lambda fd: None  # a killed process loses nothing that it has written
 
     def at(what):
         return os.path.exists(os.path.join(place, what))

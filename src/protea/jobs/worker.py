@@ -291,12 +291,14 @@ class _Slot:
 
 
 def _away(e: BaseException) -> bool:
-    """Whether an error says that the database cannot be reached now."""
+    """Whether an error says that the database cannot be reached now, or gave us up while we were paused."""
     import psycopg
     import psycopg_pool
 
+    lost = (psycopg.OperationalError, psycopg.InterfaceError, psycopg_pool.PoolTimeout,
+            psycopg.errors.IdleInTransactionSessionTimeout)  # fmt: skip
     while e is not None:
-        if isinstance(e, psycopg.OperationalError | psycopg.InterfaceError | psycopg_pool.PoolTimeout):
+        if isinstance(e, lost):
             return True
         inner = e.__cause__ or getattr(e, "orig", None)
         if inner is None or inner is e:
