@@ -396,7 +396,7 @@ def workers(size: str, directory: Path, rounds: int) -> Rows:
     """An export in minijobs, two workers against one; its size is its own."""
     from .workers import speed_up
 
-    return speed_up(directory, min(rounds, 3))
+    return speed_up(directory, min(rounds, 2))
 
 
 STAGES: dict[str, tuple[Stage, str]] = {
