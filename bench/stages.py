@@ -392,6 +392,13 @@ def startup(size: str, directory: Path, rounds: int) -> Rows:
     ]
 
 
+def workers(size: str, directory: Path, rounds: int) -> Rows:
+    """An export in minijobs, two workers against one; its size is its own."""
+    from .workers import speed_up
+
+    return speed_up(directory, min(rounds, 2))
+
+
 STAGES: dict[str, tuple[Stage, str]] = {
     "knn": (knn, "M"),
     "knn-memory": (knn_memory, "M"),
@@ -406,5 +413,6 @@ STAGES: dict[str, tuple[Stage, str]] = {
     "export": (whole_export, "L"),
     "xl": (largest, "XL"),
     "startup": (startup, "-"),
+    "workers": (workers, "-"),
 }
 """Every stage and the size of its target."""

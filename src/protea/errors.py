@@ -57,6 +57,12 @@ class BusyError(UserError):
     code = "busy"
 
 
+class DiskError(UserError):
+    """There is not enough room on the disk for what was asked."""
+
+    code = "disk"
+
+
 class CancelledError(ProteaError):
     """Work was stopped because somebody asked for it; what was finished is kept."""
 

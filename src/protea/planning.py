@@ -7,21 +7,15 @@ import difflib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .catalog import open_catalog
 from .core.config import ExportConfig, load
 from .errors import NotFoundError
-from .exporting import TABLES, Report, Rows, configure, resolve
+from .exporting import Report, Rows, configure, resolve
 from .settings import Settings
-
-SAMPLE = 128
-"""Queries of each cut whose rows are counted to estimate the rest."""
-
-BYTES_PER_ROW = 60
-"""Disk bytes of a row, compressed, as seen with all families on."""
 
 BASE_MEMORY = 400 << 20
 """What a run needs beside the inputs it holds: libraries, one batch of rows in each of three shards, one tile."""
@@ -57,9 +51,8 @@ def plan(
     """
     import numpy as np
 
-    from .core import annotation_set
-    from .core.cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, neighbours, prepare, rows
-    from .core.features import PRODUCERS
+    from .core import annotation_set, room
+    from .core.cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, prepare
     from .core.keys import cut_key, cuts, fingerprint
     from .core.ontology import ASPECT_NAMES
     from .core.operations.export_research_dataset import load_inputs
@@ -73,9 +66,7 @@ def plan(
         row = Rows(catalog).find(resolved.name)
     mark = fingerprint(resolved, inputs)
     staging = Staging(settings.resume_dir, resolved.name, mark)
-    # families that only add columns are not computed; InterPro may add rows
-    off = {p.switch: None if p.switch in TABLES else False for p in PRODUCERS if p.switch not in (None, "interpro")}
-    shared = load_inputs(resolved.model_copy(update=off), inputs, settings.threads)
+    shared = load_inputs(room.without_families(resolved), inputs, settings.threads)
     out: list[dict[str, Any]] = []
     warnings: list[str] = []
     if row and row["fingerprint"] == mark:
@@ -85,16 +76,16 @@ def plan(
             f"the name {resolved.name!r} is taken by another dataset; a run needs --replace or another name"
         )
     sets: dict[Any, annotation_set.AnnotationSet] = {}
+    sizes: list[room.CutSize] = []
     memory = 0
     for number, cut in enumerate(todo := cuts(resolved, inputs), 1):
         if report:
             report("plan.cut", cut=cut.pair, label=cut.label, number=number, of=len(todo))
         sets = {s.version: sets.get(s.version) or annotation_set.load(s, shared.onto) for s in (cut.old, cut.new)}
         p = prepare(cut, shared, sets[cut.old.version], sets[cut.new.version])
-        sample = p.queries[:: max(1, -(-len(p.queries) // SAMPLE))]
-        seen = sum(len(r.member) for r in rows(p, sample, neighbours(p, sample)))
-        t = p.truth
+        n_rows, t = room.expected_rows(p), p.truth
         stage, why = staging.restore(cut.pair, cut_key(resolved, inputs, cut))
+        sizes.append(replace(room.size_of(resolved, n_rows, p), there=stage is not None))
         members = {
             c: {a: int(((t.category == i) & (t.aspect == j)).sum()) for j, a in enumerate(ASPECT_NAMES)}
             for i, c in enumerate(CATEGORIES)
@@ -114,7 +105,7 @@ def plan(
                 "members_total": len(t.protein),
                 "queries": len(p.queries),
                 "donors": {a: int(np.count_nonzero(aspects >> i & 1)) for i, a in enumerate(ASPECT_NAMES)},
-                "expected_rows": round(seen * len(p.queries) / len(sample)) if len(sample) else 0,
+                "expected_rows": n_rows,
                 "status": "finished" if stage else why or "to compute",
             }
         )
@@ -126,15 +117,11 @@ def plan(
         mark,
         out,
         expected,
-        2 * expected * BYTES_PER_ROW,  # shards and the published files are there at once
-        shutil.disk_usage(_existing(settings.storage)).free,
+        sum(room.needs(sizes)),
+        shutil.disk_usage(room.existing(settings.storage)).free,
         BASE_MEMORY + memory + 50 * min(NEIGHBOURS_PER_BLOCK, 3 * resolved.k * QUERIES_PER_BLOCK),
         warnings,
     )
-
-
-def _existing(path: Path) -> Path:
-    return path if path.exists() else _existing(path.parent)
 
 
 @dataclass(frozen=True)

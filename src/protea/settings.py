@@ -34,7 +34,8 @@ class Settings(BaseSettings):
     """PROTEA_EXPORT_RESUME_DIR: where exports keep their staging directories (default `<home>/storage/export_resume/`)."""
 
     threads: int = 0
-    """PROTEA_THREADS: threads of the neighbour search and the alignments (0: one per core). It changes no byte."""
+    """PROTEA_THREADS: threads of the neighbour search and the alignments (0: one per core; of a worker's process, its share
+    of the machine's cores beside all other processes of workers). It changes no byte."""
 
     alignment_cache_bytes: int = 2 << 30
     """PROTEA_ALIGNMENT_CACHE_BYTES: how large the cache of alignments under `<home>/storage/alignments/` may grow."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
+import re
 import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,119 +23,16 @@ import pytest
 from sqlalchemy import text
 
 import protea
-from protea import ingest
-from protea.catalog import Dataset, Job, Minijob, open_catalog, upgrade
+from farm import ALL, EVAL, LEASE, SECONDS, TRAIN, Farm, Hook, farm_of, reference
+from protea.catalog import Dataset, open_catalog, upgrade
 from protea.catalog.embedded import EmbeddedServer
-from protea.errors import BusyError, ConfigError, ConflictError, NotFoundError
+from protea.catalog.jobs import lock
+from protea.errors import BusyError, ConfigError, ConflictError, DatabaseError, DiskError, NotFoundError
 from protea.jobs import rows, takeover
 from protea.jobs.child import FencedRows
-from protea.jobs.local import submit
+from protea.jobs.worker import _away
 from protea.settings import Settings
 from worlds import World, random_world
-
-SECONDS = 90
-LEASE = 5.0
-"""Seconds: a worker on a busy machine must be able to say in time that it lives."""
-
-
-def load(settings: Settings, world: World, files: Path) -> None:
-    paths = world.write(files)
-    ingest.load_ontology(settings, paths["ontology"])
-    ingest.load_proteins(settings, paths["proteins"])
-    ingest.load_embeddings(settings, paths["embeddings"]["npz"], name="vectors")
-    for version, path in paths["annotations"].items():
-        ingest.load_annotations(settings, path, source="goa", version=version, max_rejected=1)
-
-
-@dataclass
-class Farm:
-    """A home with a world in it, and worker processes."""
-
-    settings: Settings
-    world: World
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def worker(self, *options: str, **variables: str) -> subprocess.Popen[bytes]:
-        env = os.environ | self.settings.environment() | variables
-        log = Path(str(self.settings.home)).parent / f"worker{len(self.started)}.log"
-        command = [sys.executable, "-m", "protea", "worker", *options]
-        with log.open("wb") as out:
-            self.started.append(subprocess.Popen(command, env=env, stderr=out, stdout=out))
-        return self.started[-1]
-
-    def stop(self) -> None:
-        for worker in self.started:
-            for process in self.family(worker):
-                process.kill()
-            worker.wait()
-
-    @staticmethod
-    def family(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
-        """A worker and its children."""
-        try:
-            process = psutil.Process(worker.pid)
-            return [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
-    def child(self, worker: subprocess.Popen[bytes]) -> psutil.Process:
-        return self.family(worker)[1]
-
-    def submit(self, **values: Any) -> uuid.UUID:
-        return submit(settings=self.settings, **{**self.world.names(), **values}).id
-
-    def job(self, job: uuid.UUID) -> Job:
-        with open_catalog(self.settings) as catalog:
-            return catalog.jobs.get(job)
-
-    def minijobs(self, job: uuid.UUID) -> list[Minijob]:
-        with open_catalog(self.settings) as catalog, catalog.session() as session:
-            return list(session.query(Minijob).filter_by(job_id=job).order_by(Minijob.id))
-
-    def events(self, job: uuid.UUID, kind: str | None = None) -> list[dict[str, Any]]:
-        with open_catalog(self.settings) as catalog:
-            found = catalog.jobs.events(job)
-        assert [e.seq for e in found] == list(range(1, len(found) + 1))
-        return [{"kind": e.kind, **e.payload} for e in found if kind in (None, e.kind)]
-
-    def until(self, what: Callable[[], Any], seconds: float = SECONDS) -> Any:
-        end = time.monotonic() + seconds
-        while not (found := what()):
-            assert time.monotonic() < end, self.logs()
-            time.sleep(0.05)
-        return found
-
-    def ended(self, job: uuid.UUID, seconds: float = SECONDS) -> Job:
-        states = ("succeeded", "failed", "cancelled")
-        return self.until(lambda: (j := self.job(job)).state in states and j, seconds)
-
-    def logs(self) -> str:
-        place = Path(str(self.settings.home)).parent
-        return "\n".join(p.read_text() for p in sorted(place.glob("worker*.log")))
-
-    def dataset(self, name: str = "world") -> dict[str, Any]:
-        """The bytes of a dataset's files, the manifest as it is but for the commit of the checkout."""
-        place = self.settings.datasets_dir / name
-        files: dict[str, Any] = {p.name: p.read_bytes() for p in place.iterdir() if p.name != "run.json"}
-        files["manifest.json"] = {
-            k: v for k, v in json.loads(files["manifest.json"]).items() if k != "producer_git_sha"
-        }
-        return files
-
-    def staging(self) -> list[Path]:
-        return list(self.settings.resume_dir.iterdir()) if self.settings.resume_dir.exists() else []
-
-
-@contextmanager
-def farm_of(settings: Settings, world: World, directory: Path, **changes: Any) -> Iterator[Farm]:
-    load(settings, world, directory / "files")
-    made = Farm(
-        settings.model_copy(update={"lease_seconds": LEASE, "retry_seconds": 0.1, "threads": 1, **changes}), world
-    )
-    try:
-        yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture
@@ -156,16 +52,6 @@ def farm(settings: Settings, small: World, tmp_path: Path, request: pytest.Fixtu
 @pytest.fixture
 def serial(farm: Farm) -> dict[str, Any]:
     return reference(farm)
-
-
-def reference(farm: Farm, **values: Any) -> dict[str, Any]:
-    """What a serial export in place gives; it is removed again."""
-    made = protea.export(settings=farm.settings, **{**farm.world.names(), **values})
-    found = farm.dataset(made.name)
-    shutil.rmtree(made.path)
-    with open_catalog(farm.settings) as catalog, catalog.session() as session:
-        session.query(Dataset).delete()
-    return found
 
 
 def test_a_worker_makes_the_same_dataset(farm: Farm, serial: dict[str, Any]) -> None:
@@ -213,106 +99,69 @@ def test_several_workers_and_processes(farm: Farm, serial: dict[str, Any]) -> No
 
 # -- what goes wrong
 
-HOOK = """
-import os, sys, time
-if "protea.jobs.child" in sys.orig_argv:
-    import protea.core.runner as runner
-    place, real = os.environ["HOOK"], runner.prepare
-    def prepare(cut, *args, **kwargs):
-        at = lambda what: os.path.exists(os.path.join(place, f"{what}-{cut.pair}"))
-        with open(os.path.join(place, "log"), "a") as f:
-            f.write(f"{cut.pair} {os.getpid()}\\n")
-        while at("hold"):
-            time.sleep(0.02)
-        if at("raise"):
-            raise RuntimeError("this cut is no good")
-        if at("hog"):
-            hog = bytearray(b"x" * (700 << 20))
-            time.sleep(60)
-        return real(cut, *args, **kwargs)
-    runner.prepare = prepare
-"""
-
-
-class Hook:
-    """Makes children hold, raise or use memory when they begin a cut, as long as a file says so."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        place.mkdir()
-        (place / "sitecustomize.py").write_text(HOOK)
-        self.variables = {"HOOK": str(place), "PYTHONPATH": os.pathsep.join([str(place), *filter(None, sys.path)])}
-
-    def set(self, what: str, cut: str) -> None:
-        (self.place / f"{what}-{cut}").touch()
-
-    def clear(self, what: str, cut: str) -> None:
-        (self.place / f"{what}-{cut}").unlink()
-
-    def begun(self, cut: str) -> int:
-        """How often the cut was begun."""
-        log = self.place / "log"
-        return sum(line.split()[0] == cut for line in log.read_text().splitlines()) if log.exists() else 0
-
 
 @pytest.fixture
 def hook(tmp_path: Path) -> Hook:
     return Hook(tmp_path / "hook")
 
 
-TRAIN, EVAL = "v1-v2", "v2-v5"
-
-
-def test_cancel_during_a_cut_and_go_on(farm: Farm, serial: dict[str, Any], hook: Hook) -> None:
-    """It is over within two seconds, the process too; the finished cut is not computed again."""
-    hook.set("hold", EVAL)
-    worker = farm.worker(**hook.variables)
-    job = farm.submit()
-    farm.until(lambda: hook.begun(EVAL))
-    child = farm.child(worker)
-    start = time.monotonic()
-    with open_catalog(farm.settings) as catalog:
-        assert rows.cancel(catalog, job).state == "cancelled"
-    farm.until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-    assert time.monotonic() - start < 2
+def test_cancel_in_every_stage_and_go_on(farm: Farm, serial: dict[str, Any], hook: Hook) -> None:
+    """It is over within two seconds, by the stage itself; finished cuts are restored, not computed again."""
+    farm.worker(**hook.variables)
+    finished: list[str] = []
+    for stage in (f"knn-{EVAL}", f"features-{EVAL}", "assembly"):
+        hook.set(stage)
+        job = farm.submit()
+        farm.until(lambda stage=stage: [stage, "begun"] in hook.log())
+        start = time.monotonic()
+        with open_catalog(farm.settings) as catalog:
+            assert rows.cancel(catalog, job).state == "cancelled"
+        farm.until(lambda stage=stage: [stage, "stopped"] in hook.log(), 2)
+        farm.until(lambda: not farm.busy(), 2)
+        assert time.monotonic() - start < 2
+        hook.clear(stage)
+        events = farm.events(job)
+        assert events[-1]["kind"] == "job.cancelled"
+        assert set(finished) <= {e["cut"] for e in events if e["kind"] == "cut.restored"}
+        finished += [e["cut"] for e in events if e["kind"] == "cut.finished"]
+    assert finished == [TRAIN, EVAL]
     with open_catalog(farm.settings) as catalog, pytest.raises(ConflictError, match="is cancelled"):
         rows.cancel(catalog, job)
-    hook.clear("hold", EVAL)
-    before = hook.begun(TRAIN)
     again = farm.submit()
     assert farm.ended(again).state == "succeeded", farm.logs()
-    assert TRAIN in [e["cut"] for e in farm.events(again, "cut.restored")]
-    assert hook.begun(TRAIN) == before
-    assert farm.dataset() == serial
-    assert farm.job(job).state == "cancelled"
+    assert [e["cut"] for e in farm.events(again, "cut.restored")][-2:] == [TRAIN, EVAL]
+    assert not farm.events(again, "cut.finished")
     assert not farm.events(job, "commit.refused")
+    assert farm.dataset() == serial
 
 
+@pytest.mark.parametrize("farm", ["minijobs"], indirect=True)
 def test_a_killed_child_is_told_from_a_failed_one(farm: Farm, serial: dict[str, Any], hook: Hook) -> None:
-    hook.set("hold", EVAL)
+    hook.set(f"hold-{EVAL}")
     worker = farm.worker(**hook.variables)
     job = farm.submit()
     farm.until(lambda: hook.begun(EVAL))
     farm.child(worker).kill()
     farm.until(lambda: hook.begun(EVAL) == 2)
-    hook.clear("hold", EVAL)
+    hook.clear(f"hold-{EVAL}")
     assert farm.ended(job).state == "succeeded", farm.logs()
     (event,) = farm.events(job, "minijob.failed")
     assert (event["code"], "killed by SIGKILL" in event["error"]) == ("killed", True)
     assert farm.dataset() == serial
 
 
+@pytest.mark.parametrize("farm", ["serial"], indirect=True)
 def test_a_killed_worker_is_replaced(farm: Farm, serial: dict[str, Any], hook: Hook) -> None:
     """Its child goes with it; a worker of the same machine sees it at once, and the finished cut is kept."""
-    hook.set("hold", EVAL)
+    hook.set(f"hold-{EVAL}")
     first = farm.worker(**hook.variables)
     job = farm.submit()
     farm.until(lambda: hook.begun(EVAL))
     child = farm.child(first)
     second = farm.worker("--until-idle", **hook.variables)
     first.kill()
-    farm.until(lambda: hook.begun(EVAL) == 2, 20)
-    hook.clear("hold", EVAL)
+    farm.until(lambda: hook.begun(EVAL) == 2)
+    hook.clear(f"hold-{EVAL}")
     assert farm.ended(job).state == "succeeded", farm.logs()
     assert second.wait(20) == 0
     assert not child.is_running()
@@ -321,15 +170,15 @@ def test_a_killed_worker_is_replaced(farm: Farm, serial: dict[str, Any], hook: H
 
 
 def test_a_paused_worker_may_not_commit_any_more(farm: Farm, serial: dict[str, Any], hook: Hook) -> None:
-    hook.set("hold", EVAL)
+    hook.set(f"hold-{EVAL}")
     first = farm.worker(**hook.variables)
     job = farm.submit()
     farm.until(lambda: hook.begun(EVAL))
     for process in farm.family(first):
         process.suspend()
     farm.worker(**hook.variables)
-    farm.until(lambda: hook.begun(EVAL) == 2, 30)
-    hook.clear("hold", EVAL)
+    farm.until(lambda: hook.begun(EVAL) == 2)
+    hook.clear(f"hold-{EVAL}")
     assert farm.ended(job).state == "succeeded", farm.logs()
     first.send_signal(signal.SIGCONT)
     refused = farm.until(lambda: farm.events(job, "commit.refused"))
@@ -341,7 +190,7 @@ def test_a_paused_worker_may_not_commit_any_more(farm: Farm, serial: dict[str, A
 
 
 def test_three_failures_and_retry(farm: Farm, serial: dict[str, Any], hook: Hook) -> None:
-    hook.set("raise", EVAL)
+    hook.set(f"raise-{EVAL}")
     farm.worker(**hook.variables)
     job = farm.submit()
     ended = farm.ended(job)
@@ -351,7 +200,7 @@ def test_three_failures_and_retry(farm: Farm, serial: dict[str, Any], hook: Hook
     assert f"protea job retry {job}" in str(ended.error_message)
     assert hook.begun(EVAL) >= 3
     before = hook.begun(TRAIN)
-    hook.clear("raise", EVAL)
+    hook.clear(f"raise-{EVAL}")
     with open_catalog(farm.settings) as catalog:
         assert rows.retry(catalog, job).state == "queued"
     ended = farm.ended(job)
@@ -362,8 +211,9 @@ def test_three_failures_and_retry(farm: Farm, serial: dict[str, Any], hook: Hook
         rows.retry(catalog, job)
 
 
+@pytest.mark.parametrize("farm", ["serial"], indirect=True)
 def test_the_memory_ceiling(farm: Farm, hook: Hook) -> None:
-    hook.set("hog", TRAIN)
+    hook.set(f"hog-{TRAIN}")
     farm.worker("--max-memory", "500M", **hook.variables)
     job = farm.submit()
     ended = farm.ended(job)
@@ -371,8 +221,9 @@ def test_the_memory_ceiling(farm: Farm, hook: Hook) -> None:
     assert "--max-memory allows 500 MB" in str(ended.error_message)
 
 
+@pytest.mark.parametrize("farm", ["minijobs"], indirect=True)
 def test_a_stopped_worker_gives_back_what_it_has(farm: Farm, serial: dict[str, Any], hook: Hook) -> None:
-    hook.set("hold", EVAL)
+    hook.set(f"hold-{EVAL}")
     first = farm.worker("--grace", "0.5", **hook.variables)
     job = farm.submit()
     farm.until(lambda: hook.begun(EVAL))
@@ -382,12 +233,13 @@ def test_a_stopped_worker_gives_back_what_it_has(farm: Farm, serial: dict[str, A
     assert {m.state for m in minijobs} <= {"queued", "waiting", "done"}
     assert not any(m.failures or m.losses or m.attempt > 1 for m in minijobs)
     assert farm.events(job)[-1]["kind"] == "minijob.returned"
-    hook.clear("hold", EVAL)
+    hook.clear(f"hold-{EVAL}")
     assert farm.worker("--until-idle", **hook.variables).wait(SECONDS) == 0
     assert farm.job(job).state == "succeeded"
     assert farm.dataset() == serial
 
 
+@pytest.mark.parametrize("farm", ["serial"], indirect=True)
 def test_what_is_wrong_is_said_when_it_is_submitted(farm: Farm) -> None:
     with pytest.raises(ConfigError, match="did you mean 'label_mode'"):
         farm.submit(label_mod="direct")
@@ -400,12 +252,92 @@ def test_what_is_wrong_is_said_when_it_is_submitted(farm: Farm) -> None:
         assert len(catalog.jobs.recent()) == 1
 
 
+def test_children_share_the_cores(settings: Settings, small: World, tmp_path: Path, hook: Hook) -> None:
+    """BLAS, numba, Arrow and our own threads: of one process all cores, of two half of them, however they are started."""
+    cores = len(os.sched_getaffinity(0))
+    hook.set("threads")
+
+    def told() -> list[set[int]]:
+        """The numbers of threads that each child told since the last time."""
+        found = {line[1]: set(json.loads(" ".join(line[2:]))) for line in hook.log() if line[0] == "threads"}
+        (hook.place / "log").unlink()
+        return list(found.values())
+
+    with farm_of(settings, small, tmp_path, threads=0, export_minijobs=True, export_queries_per_block=3) as farm:
+        command = [sys.executable, "-m", "protea", "export", "run", "--workers", "2"]
+        for name, value in farm.world.names().items():
+            command += [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, list) else value]
+        env = os.environ | farm.settings.environment() | hook.variables
+        made = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        shares = told()
+        assert shares
+        assert all(share == {max(1, cores // 2)} for share in shares)
+
+        first = farm.worker(**hook.variables)
+        assert farm.ended(farm.submit(name="alone")).state == "succeeded", farm.logs()
+        assert told() == [{cores}]
+        alone = farm.child(first).pid if cores > 1 else 0
+        farm.worker(**hook.variables)
+        second = farm.until(lambda: len(w := farm.workers()) == 2 and w[1]["started_at"])
+        heard = {second}  # the first looks who is there when it says that it lives
+
+        def twice() -> bool:
+            heard.add(max(second, farm.workers()[0]["heartbeat_at"]))
+            return len(heard) == 3
+
+        farm.until(twice)
+        assert farm.ended(farm.submit(name="together", k=3)).state == "succeeded", farm.logs()
+        assert str(alone) not in [line[1] for line in hook.log()]
+        shares = told()
+        assert shares
+        assert all(share == {max(1, cores // 2)} for share in shares)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 200 kB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "protea-test", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a small file system, and not everywhere")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("farm", ["minijobs"], indirect=True)
+def test_a_small_disk_is_refused_before_anything_is_dispatched(farm: Farm, small_disk: Path) -> None:
+    serial = reference(farm)
+    farm.settings = farm.settings.model_copy(update={"export_resume_dir": small_disk / "resume"})
+    message = rf"needs about [\d.]+ [kM]B under {small_disk}/?\S*, 2\d\d kB are free \(make room"
+    with pytest.raises(DiskError, match=message):
+        reference(farm)
+    assert not farm.staging()
+    farm.worker()
+    job = farm.submit()
+    ended = farm.ended(job)
+    assert (ended.state, ended.error_code) == ("failed", "disk")
+    assert re.search(message, str(ended.error_message))
+    assert [m.attempt for m in farm.minijobs(job)] == [1]
+    assert not farm.staging()
+    subprocess.run(["mount", "-o", "remount,size=3M", str(small_disk)], check=True)
+    with open_catalog(farm.settings) as catalog:
+        rows.retry(catalog, job)
+    assert farm.ended(job).state == "succeeded", farm.logs()
+    assert farm.dataset() == serial
+
+
 def test_many_exports_drain(farm: Farm) -> None:
-    jobs = [farm.submit(name=f"d{i}", k=1 + i) for i in range(20)]
+    """A hundred in full; each in minijobs costs more than it is worth here."""
+    n = 100 if ALL else 8 if farm.settings.export_minijobs else 30
+    jobs = [farm.submit(name=f"d{i}", k=1 + i % 9) for i in range(n)]
     workers = [farm.worker("--until-idle") for _ in range(2)]
-    assert [w.wait(180) for w in workers] == [0, 0]
+    assert [w.wait(600) for w in workers] == [0, 0]
     assert {farm.job(j).state for j in jobs} == {"succeeded"}
     assert len({e["owner"] for j in jobs for e in farm.events(j, "minijob.started")}) == 2
+    assert len(list(farm.settings.datasets_dir.glob("d*"))) == n
+    assert not farm.staging()
 
 
 @pytest.mark.parametrize("farm", ["serial"], indirect=True)
@@ -442,6 +374,26 @@ def test_an_old_token_commits_nothing(farm: Farm) -> None:
         assert len(farm.events(old.job, "commit.refused")) == 4
 
 
+@pytest.mark.parametrize("farm", ["serial"], indirect=True)
+def test_locks_of_a_paused_worker_are_let_go(farm: Farm) -> None:
+    """One that is stopped in the middle of a transaction, which holds its job's rows."""
+    job = farm.submit()
+    paused = farm.settings.model_copy(update={"lease_seconds": 1.0})
+    (minijob,) = farm.minijobs(job)
+    with open_catalog(farm.settings) as catalog, open_catalog(paused) as stopped:
+
+        def transaction() -> None:
+            with stopped.session() as session:
+                lock(session, job)
+                assert rows.claim(catalog, minijob.id, "here:1", 1, "1:1") is not None  # waits, then has it
+                session.execute(text("SELECT 1"))
+
+        with pytest.raises(DatabaseError) as error:
+            transaction()
+        assert _away(error.value)  # so the worker tries again
+
+
+@pytest.mark.parametrize("farm", ["serial"], indirect=True)
 def test_a_lost_delivery_is_made_good(farm: Farm) -> None:
     """A worker that dies between fetching and claiming leaves a minijob that nobody brings."""
     job = farm.submit()
@@ -454,69 +406,87 @@ def test_a_lost_delivery_is_made_good(farm: Farm) -> None:
     assert farm.job(job).state == "succeeded"
 
 
-def test_random_kills(farm: Farm, serial: dict[str, Any]) -> None:
-    """Workers and children are killed again and again until it is done."""
-    chance = random.Random(5)
-    job = farm.submit()
-    kills = 0
-    while farm.job(job).state in ("queued", "running"):
-        alive = [w for w in farm.started if w.poll() is None]
-        for _ in range(2 - len(alive)):
-            farm.worker()
-        time.sleep(chance.uniform(1, 4))
-        if kills < 8:
-            family = farm.family(chance.choice([w for w in farm.started if w.poll() is None]))
-            with suppress(psutil.NoSuchProcess):
-                chance.choice(family).kill()
-                kills += 1
-        assert len(farm.started) < 30, farm.logs()
-    assert farm.job(job).state == "succeeded", farm.logs()
-    assert farm.dataset() == serial
-    assert len(farm.events(job, "export.published")) == 1
-    assert not farm.staging()
-    done = [e["minijob"] for e in farm.events(job, "minijob.done")]
-    assert len(done) == len(set(done))
-
-
-@pytest.mark.parametrize("minijobs", [False, True])
-def test_the_database_is_restarted(small: World, tmp_path: Path, hook: Hook, minijobs: bool) -> None:
-    """Away for longer than a lease: nobody is taken for dead, nothing is computed twice, the same bytes."""
-    server = EmbeddedServer(tmp_path / "server")
+@contextmanager
+def farm_with_server(world: World, place: Path, **changes: Any) -> Iterator[tuple[Farm, EmbeddedServer]]:
+    """A farm on a server of its own, which can be stopped."""
+    server = EmbeddedServer(place / "server")
     server.acquire()
     try:
         url = f"postgresql://postgres@/postgres?host={quote(str(server.socket_dir), safe='')}"
-        settings = Settings(home=tmp_path / "home", database_url=url)
+        settings = Settings(home=place / "home", database_url=url)
         upgrade(settings)
-        with farm_of(settings, small, tmp_path, export_minijobs=minijobs, export_queries_per_block=3) as farm:
-            serial = reference(farm)
-            hook.set("hold", EVAL)
-            farm.worker("--processes", "2", **hook.variables)
-            farm.worker(**hook.variables)
-            job = farm.submit()
-            farm.until(lambda: hook.begun(EVAL))
-            server._stop()
-            hook.clear("hold", EVAL)
-            time.sleep(LEASE + 1)
-            server.revive()
-            assert farm.ended(job).state == "succeeded", farm.logs()
-            assert farm.dataset() == serial
-            assert not farm.events(job, "worker.lost")
-            done = [e["minijob"] for e in farm.events(job, "minijob.done")]
-            assert len(done) == len(set(done)) == len(farm.minijobs(job))
-            assert {m.attempt for m in farm.minijobs(job)} == {1}
+        with farm_of(settings, world, place, **changes) as farm:
+            yield farm, server
     finally:
         server.release()
 
 
+@pytest.mark.parametrize(("minijobs", "kills"), [(False, 20 if ALL else 2), (True, 20 if ALL else 5)])
+def test_random_kills(small: World, tmp_path: Path, hook: Hook, minijobs: bool, kills: int) -> None:
+    """A worker or a child is killed every few seconds, the server restarted in between, until it is done: the same bytes,
+    published once, nothing left over, and nothing that was finished is computed again."""
+    chance = random.Random(5)
+    with farm_with_server(small, tmp_path, export_minijobs=minijobs, export_queries_per_block=1) as (farm, server):
+        serial = reference(farm)
+        hook.set("slow")
+        hook.set("assembly")  # it cannot be done before all kills are
+        job = farm.submit()
+        for n in range(kills):
+            alive = [w for w in farm.started if w.poll() is None]
+            alive += [farm.worker(**hook.variables) for _ in range(2 - len(alive))]
+            time.sleep(chance.uniform(1, 4))
+            with suppress(psutil.NoSuchProcess):
+                chance.choice(farm.family(chance.choice(alive))).kill()
+            if n == kills // 2:
+                server._stop()
+                time.sleep(1)
+                server.revive()
+        hook.clear("assembly")
+        farm.worker(**hook.variables)
+        assert farm.ended(job).state == "succeeded", farm.logs()
+        assert farm.dataset() == serial
+        assert len(farm.events(job, "export.published")) == 1
+        with open_catalog(farm.settings) as catalog:
+            assert [d.name for d in catalog.datasets()] == ["world"]
+        assert not farm.staging()
+        finished = [line[1] for line in hook.log() if line[0] == "finished"]
+        assert len(finished) == len(set(finished))
+        assert {TRAIN, EVAL} <= set(finished)
+        done = [e["minijob"] for e in farm.events(job, "minijob.done")]
+        assert len(done) == len(set(done)) == len(farm.minijobs(job))
+        assert sum(m.losses for m in farm.minijobs(job)) > 0
+
+
+def test_the_database_is_restarted(small: World, tmp_path: Path, hook: Hook) -> None:
+    """Away for longer than a lease: nobody is taken for dead, nothing is computed twice, the same bytes."""
+    with farm_with_server(small, tmp_path, export_minijobs=True, export_queries_per_block=3) as (farm, server):
+        serial = reference(farm)
+        hook.set(f"hold-{EVAL}")
+        farm.worker("--processes", "2", **hook.variables)
+        farm.worker(**hook.variables)
+        job = farm.submit()
+        farm.until(lambda: hook.begun(EVAL))
+        server._stop()
+        hook.clear(f"hold-{EVAL}")
+        time.sleep(LEASE + 1)
+        server.revive()
+        assert farm.ended(job).state == "succeeded", farm.logs()
+        assert farm.dataset() == serial
+        assert not farm.events(job, "worker.lost")
+        done = [e["minijob"] for e in farm.events(job, "minijob.done")]
+        assert len(done) == len(set(done)) == len(farm.minijobs(job))
+        assert {m.attempt for m in farm.minijobs(job)} == {1}
+
+
 def test_an_embedded_server_that_dies_is_started_again(small: World, tmp_path: Path, hook: Hook) -> None:
     with farm_of(Settings(home=tmp_path / "home"), small, tmp_path) as farm:
-        hook.set("hold", TRAIN)
+        hook.set(f"hold-{TRAIN}")
         farm.worker(**hook.variables)
         job = farm.submit()
         farm.until(lambda: hook.begun(TRAIN))
         pid = int((farm.settings.storage / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(pid, signal.SIGKILL)
-        hook.clear("hold", TRAIN)
+        hook.clear(f"hold-{TRAIN}")
         assert farm.ended(job).state == "succeeded", farm.logs()
 
 
@@ -541,8 +511,6 @@ def test_one_command_submits_works_and_stops(settings: Settings, small: World, t
         assert job["state"] == "succeeded"
         board = json.loads(protea_("job", "show", job["id"][:8], "--json").stdout)["board"]
         assert [line["cut"] for line in board] == ["coordinator", TRAIN, EVAL, "dataset"]
-        shown = protea_("job", "show", job["id"]).stdout
-        assert "state      succeeded, attempt 1" in shown
         lines = protea_("job", "events", job["id"], "--follow", "--json").stdout.splitlines()
         assert json.loads(lines[-1])["kind"] == "minijob.done"
         again = protea_("export", "run", str(toml), "--workers", "1")
@@ -551,6 +519,3 @@ def test_one_command_submits_works_and_stops(settings: Settings, small: World, t
         wrong = protea_("job", "submit", str(toml), "--k", "4")
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
         assert protea_("job", "retry", job["id"]).stderr.startswith("protea: error: job ")
-        other = protea_("job", "submit", str(toml), "--name", "other").stdout.strip()
-        assert protea_("job", "cancel", other).returncode == 0
-        assert farm.job(uuid.UUID(other)).state == "cancelled"

@@ -85,7 +85,7 @@ class Catalog:
                 self._server = EmbeddedServer(settings.storage / "postgres")
                 self._server.acquire()
                 self.url = _embedded_url(self._server)
-            self.engine = _engine(self.url)
+            self.engine = _engine(self.url, settings.lease_seconds)
             self.jobs = Jobs(self.session)
             self._check_revision(migrate or self._server is not None)
         except BaseException:
@@ -303,8 +303,10 @@ def _embedded_url(server: EmbeddedServer) -> URL:
     )
 
 
-def _engine(url: URL) -> Engine:
-    defaults = {"connect_timeout": "10", "application_name": "protea"}
+def _engine(url: URL, lease: float) -> Engine:
+    # a process that is paused in a transaction must not keep its locks: those who take over its work wait for them
+    idle = f"-c idle_in_transaction_session_timeout={max(1, round(lease * 1000))}"
+    defaults = {"connect_timeout": "10", "application_name": "protea", "options": idle}
     return create_engine(
         url, pool_pre_ping=True, connect_args={k: v for k, v in defaults.items() if k not in url.query}
     )

@@ -6,6 +6,7 @@ Called by the export operation and `export explain`.
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class ExportInputs:
         }
 
 
+@cache
 def libraries() -> dict[str, str]:
     """The libraries whose version can change a byte of the output."""
     return {name: version(name) for name in ("numpy", "numba", "llvmlite", "pyarrow")}

@@ -18,6 +18,7 @@ from protea.core.config import ExportConfig
 from protea.errors import ConflictError, ProteaError, UserError
 from protea.exporting import Dataset, Report, Rows, configure, open_dataset, resolve
 from protea.jobs import rows
+from protea.jobs.supervise import cores
 from protea.settings import Settings
 
 LOOK = 0.3
@@ -91,7 +92,7 @@ def export(config: Path | str | ExportConfig | None = None, *, settings: Setting
 
 def start_worker(settings: Settings, of: int, *options: str) -> subprocess.Popen[bytes]:
     """One of `of` worker processes that share this machine; it ends when there is nothing left to do."""
-    threads = settings.threads or max(1, (os.cpu_count() or 1) // of)
+    threads = settings.threads or max(1, cores() // of)  # from the first on, before all have said that they are there
     environment = os.environ | settings.environment() | {"PROTEA_THREADS": str(threads)}
     command = [sys.executable, "-m", "protea", "worker", "--until-idle", "--grace", "1", "--quiet", *options]
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

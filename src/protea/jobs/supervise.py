@@ -44,8 +44,8 @@ class Outcome:
 class Child:
     """A running child process; make it with `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, max_memory: int | None) -> None:
-        self.process, self.max_memory = process, max_memory
+    def __init__(self, process: asyncio.subprocess.Process, threads: int, max_memory: int | None) -> None:
+        self.process, self.threads, self.max_memory = process, threads, max_memory
         self.memory = 0
         """Bytes at the last look, without the pages that are only mapped files."""
         self._why: Outcome | None = None
@@ -57,13 +57,14 @@ class Child:
 
     @classmethod
     async def start(cls, settings: Settings, threads: int, max_memory: int | None) -> Self:
-        """A child with so many threads for BLAS and for compiled loops."""
-        environment = os.environ | settings.environment() | dict.fromkeys(_THREADS, str(settings.threads or threads))
+        """A child with so many threads for BLAS, compiled loops and Arrow, or PROTEA_THREADS."""
+        threads = settings.threads or threads
+        environment = os.environ | settings.environment() | dict.fromkeys(_THREADS, str(threads))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "protea.jobs.child", env=environment, limit=_LINE, start_new_session=True,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        return cls(process, max_memory)
+        return cls(process, threads, max_memory)
 
     @property
     def alive(self) -> bool:
@@ -137,6 +138,11 @@ class Child:
                 self._why = Outcome("died", "memory", f"it used {used} of memory; --max-memory allows {limit}")
                 self.kill()
             await asyncio.sleep(LOOK)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _oom_kills() -> int | None:

@@ -36,6 +36,13 @@ def leave(catalog: Catalog, worker: int) -> None:
         session.execute(delete(Worker).where(Worker.id == worker))
 
 
+def processes_here(catalog: Catalog) -> int:
+    """How many processes the workers of this machine have, as far as they are not known to be dead."""
+    with catalog.session() as session:
+        workers = list(session.scalars(select(Worker).where(Worker.machine == machine())))
+    return sum(w.processes for w in workers if not _gone(w))
+
+
 def beat(catalog: Catalog, worker: int, leases: Mapping[int, Lease], progress: Mapping[int, dict[str, Any]],
          doing: dict[str, Any]) -> tuple[bool, set[int]]:  # fmt: skip
     """Say that this worker lives; whether its row is still there, and which of its minijobs are still its own."""

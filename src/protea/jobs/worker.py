@@ -22,7 +22,7 @@ from protea.errors import ConfigError, DatabaseError, ProteaError
 from protea.exporting import LOGGED
 from protea.jobs import queue, rows, takeover
 from protea.jobs.rows import Lease
-from protea.jobs.supervise import Child, Outcome
+from protea.jobs.supervise import Child, Outcome, cores
 from protea.settings import Settings
 
 TICK = 0.4
@@ -57,7 +57,8 @@ class _Worker:
                  grace: float, say: Say) -> None:  # fmt: skip
         self.settings, self.catalog, self.queues, self.say = settings, catalog, queues, say
         self.max_memory, self.grace = max_memory, grace
-        self.threads = max(1, (os.cpu_count() or 1) // processes)
+        self.threads = max(1, cores() // processes)
+        """Of each child process, unless PROTEA_THREADS says how many."""
         self.slots = [_Slot(self, i) for i in range(processes)]
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
         self.id = 0
@@ -130,6 +131,10 @@ class _Worker:
         with contextlib.suppress(DatabaseError, OSError):
             await asyncio.to_thread(self.catalog.revive)
 
+    async def share(self) -> None:
+        """Divide the machine's cores between all processes of all its workers."""
+        self.threads = max(1, cores() // max(1, await asyncio.to_thread(takeover.processes_here, self.catalog)))
+
     def complain(self, e: BaseException) -> None:
         """Say what went wrong in the worker itself, once; it goes on."""
         text = str(e) if isinstance(e, ProteaError) else f"{type(e).__name__}: {e}"
@@ -163,6 +168,7 @@ class _Worker:
             self._beaten = now
             if not known:  # taken for dead while it was paused
                 self.id = await asyncio.to_thread(takeover.register, self.catalog, self.queues, len(self.slots))
+            await self.share()
         else:
             held = await asyncio.to_thread(takeover.still_held, self.catalog, mine)
         up_since = self._up_since = now if self._up_since is None else self._up_since
@@ -223,6 +229,8 @@ class _Slot:
         worker = self.worker
         self._starting = True
         try:
+            if self.child and self.child.threads > worker.threads and not worker.settings.threads:
+                await self.child.end()  # another worker has come: a child's threads are those it started with
             if self.child is None or not self.child.alive:
                 self.before = None
                 self.child = await Child.start(worker.settings, worker.threads, worker.max_memory)
@@ -283,12 +291,14 @@ class _Slot:
 
 
 def _away(e: BaseException) -> bool:
-    """Whether an error says that the database cannot be reached now."""
+    """Whether an error says that the database cannot be reached now, or gave us up while we were paused."""
     import psycopg
     import psycopg_pool
 
+    lost = (psycopg.OperationalError, psycopg.InterfaceError, psycopg_pool.PoolTimeout,
+            psycopg.errors.IdleInTransactionSessionTimeout)  # fmt: skip
     while e is not None:
-        if isinstance(e, psycopg.OperationalError | psycopg.InterfaceError | psycopg_pool.PoolTimeout):
+        if isinstance(e, lost):
             return True
         inner = e.__cause__ or getattr(e, "orig", None)
         if inner is None or inner is e:

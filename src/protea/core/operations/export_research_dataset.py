@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import ConflictError, StorageError
-from .. import fs, manifest
+from ...errors import ConflictError, DiskError, StorageError
+from .. import fs, manifest, room
 from ..alignment_cache import AlignmentCache
 from ..arrays import nothing
 from ..config import ExportConfig
@@ -65,8 +65,8 @@ def export_research_dataset(
     `config` is resolved (every name is filled in). `cancelled` is asked several times a second, `commit_guard` is called
     right before a finished cut or the dataset gets its place, and raises when this process may not commit any more;
     `shared`: minijobs of this export may be at work too. What they have finished is used in any case.
-    Errors: ConflictError for a taken name, BusyError while another run of the same export is going on (unless `wait`),
-    StorageError for a disk that fails, CancelledError.
+    Errors: ConflictError for a taken name, DiskError when there is not enough room, BusyError while another run of the same
+    export is going on (unless `wait`), StorageError for a disk that fails, CancelledError.
     """
     mark = fingerprint(config, inputs)
     staging = Staging(resume_dir, config.name, mark, commit_guard)
@@ -76,14 +76,15 @@ def export_research_dataset(
         with fs.one_line_errors(staging.path):
             staging.sweep()
             if not place.settled():
+                runner = CutRunner(config, inputs, report, threads, queries_per_block, alignments, cancelled)
+                room.check(runner, staging, datasets_dir)
                 run = {"started": _now(), "host": socket.gethostname(), "cpus": os.cpu_count()}
                 report("export.started", name=config.name, fingerprint=mark, staging=str(staging.path))
-                runner = CutRunner(config, inputs, report, threads, queries_per_block, alignments, cancelled)
                 stages = {cut.pair: runner.finish(cut, staging) for cut in runner.cuts}
                 runner.forget()
                 _publish(runner, stages, place, run)
             staging.remove()
-    except ConflictError:
+    except (ConflictError, DiskError):
         if staging.present() and staging.untouched():
             staging.remove()  # refused before any work
         raise

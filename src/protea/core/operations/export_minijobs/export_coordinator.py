@@ -6,8 +6,8 @@ Run by the engine in the job's own process; calls the cut runner, and the datase
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....errors import ConflictError, StorageError
-from ... import fs
+from ....errors import ConflictError, DiskError, StorageError
+from ... import fs, room
 from ..export_research_dataset import Place, Registry
 from ._context import Context, MiniJob
 
@@ -19,10 +19,10 @@ def registry(context: Context) -> Registry:
 
 
 def validate(context: Context) -> Path | None:
-    """Make sure that the export can begin: its name is free, its inputs can be read, its directories be written.
+    """Make sure that the export can begin: its name is free, its inputs can be read, there is room for its files.
 
-    The dataset's directory when this very dataset is published already. Errors: ConflictError, StorageError, BusyError
-    while a serial run of this export is going on.
+    The dataset's directory when this very dataset is published already. Errors: ConflictError, DiskError, StorageError,
+    BusyError while a serial run of this export is going on.
     """
     config, inputs = context.config, context.inputs
     for version, source in inputs.sets.items():
@@ -41,7 +41,8 @@ def validate(context: Context) -> Path | None:
             if place.settled():
                 staging.remove()
                 return final
-    except ConflictError:
+            room.check(context.runner, staging, context.datasets_dir)
+    except (ConflictError, DiskError):
         if staging.present() and staging.untouched():
             staging.remove()
         raise
