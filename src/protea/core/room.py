@@ -113,15 +113,15 @@ def check(runner: CutRunner, staging: Staging, datasets_dir: Path) -> None:
         marker = read_marker(staging.stage_dir(cut.pair))
         if marker and marker["key"] == digest(runner.key(cut)):
             sizes[cut.pair] = CutSize(sum(f["size"] for f in marker["files"].values()) + MARKER, there=True)
-    largest = at_most(runner)
-    if not _missing(needs([sizes.get(c.pair, largest) for c in runner.cuts]), staging.path, datasets_dir):
+    todo = [cut for cut in runner.cuts if cut.pair not in sizes]
+    most = [at_most(runner)] * len(todo) if todo else []  # the inputs are opened only for what is to be computed
+    if not _missing(needs([*sizes.values(), *most]), staging.path, datasets_dir):
         return
     plain = without_families(runner.config)
-    shared = replace(runner.shared, config=plain, alignments=None)
-    for cut in runner.cuts:
-        if cut.pair not in sizes:
-            p = prepare(cut, shared, *runner.sets(cut))
-            sizes[cut.pair] = size_of(runner.config, expected_rows(p), p)
+    for cut in todo:
+        shared = replace(runner.shared, config=plain, alignments=None)
+        p = prepare(cut, shared, *runner.sets(cut))
+        sizes[cut.pair] = size_of(runner.config, expected_rows(p), p)
     if missing := _missing(needs(list(sizes.values())), staging.path, datasets_dir):
         raise DiskError(missing, hint="make room, or set PROTEA_HOME or PROTEA_EXPORT_RESUME_DIR to a larger disk")
 
