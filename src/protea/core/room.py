@@ -23,8 +23,8 @@ from .staging import Staging, digest, read_marker
 
 SAMPLE = 128
 """Queries of each cut whose rows are counted to estimate the rest."""
-TERMS_PER_DONOR = 200
-"""More than donors have on average, ancestors counted: some ten terms, each with some twelve ancestors."""
+TERMS = 200
+"""More than proteins have on average in the three aspects together, ancestors counted: ten terms, each with a dozen."""
 PACKED = {"bool": 0.1, "int8": 0.2, "int32": 0.6, "float": 1.0, "dictionary": 1.0}
 """Type -> bytes a value in large files: as measured on generated proteomes, rounded up."""
 PLAIN = {"bool": 0.2, "int8": 1.0, "int32": 4.0, "float": 4.0, "dictionary": 8.0}
@@ -94,14 +94,13 @@ def needs(cuts: Sequence[CutSize]) -> tuple[int, int]:
 
 
 def at_most(runner: CutRunner) -> CutSize:
-    """A size that no cut has, from what is known at once."""
-    config, store = runner.config, runner.shared.store
-    terms = len(runner.shared.onto.ids)
-    if config.interpro is None or not config.interpro_candidates:
-        terms = min(terms, 3 * config.k * TERMS_PER_DONOR)
-    n = len(store) * terms
-    tables = 2 * _file(TRUTH.types, len(TRUTH), n)
-    return CutSize(_row_files(config, n) + tables + MARKER, len(store) * 3 * (8 * config.k + 4))
+    """More than a cut takes, from what is known at once."""
+    config, vectors, terms = runner.config, len(runner.shared.store), len(runner.shared.onto.ids)
+    of_protein = min(terms, TERMS)
+    by_interpro = config.interpro is not None and config.interpro_candidates
+    n = vectors * (terms if by_interpro else min(terms, config.k * of_protein))
+    tables = sum(_file(table.types, len(table), vectors * of_protein) for table in (TRUTH, KNOWN))
+    return CutSize(_row_files(config, n) + tables + MARKER, vectors * 3 * (8 * config.k + 4))
 
 
 def check(runner: CutRunner, staging: Staging, datasets_dir: Path) -> None:
@@ -114,15 +113,15 @@ def check(runner: CutRunner, staging: Staging, datasets_dir: Path) -> None:
         marker = read_marker(staging.stage_dir(cut.pair))
         if marker and marker["key"] == digest(runner.key(cut)):
             sizes[cut.pair] = CutSize(sum(f["size"] for f in marker["files"].values()) + MARKER, there=True)
-    largest = at_most(runner)
-    if not _missing(needs([sizes.get(c.pair, largest) for c in runner.cuts]), staging.path, datasets_dir):
+    todo = [cut for cut in runner.cuts if cut.pair not in sizes]
+    most = [at_most(runner)] * len(todo) if todo else []  # the inputs are opened only for what is to be computed
+    if not _missing(needs([*sizes.values(), *most]), staging.path, datasets_dir):
         return
     plain = without_families(runner.config)
-    shared = replace(runner.shared, config=plain, alignments=None)
-    for cut in runner.cuts:
-        if cut.pair not in sizes:
-            p = prepare(cut, shared, *runner.sets(cut))
-            sizes[cut.pair] = size_of(runner.config, expected_rows(p), p)
+    for cut in todo:
+        shared = replace(runner.shared, config=plain, alignments=None)
+        p = prepare(cut, shared, *runner.sets(cut))
+        sizes[cut.pair] = size_of(runner.config, expected_rows(p), p)
     if missing := _missing(needs(list(sizes.values())), staging.path, datasets_dir):
         raise DiskError(missing, hint="make room, or set PROTEA_HOME or PROTEA_EXPORT_RESUME_DIR to a larger disk")
 
