@@ -19,7 +19,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +141,26 @@ class AlignmentCache:
             self._tidy()
         except OSError as error:
             self._problem(f"alignments cannot be kept in {self.path}: {error.strerror}")
+
+    def unused(self, before: float) -> list[Path]:
+        """Segments that nobody has read since the time `before` (as of `time.time`), stale temporaries, and what was set
+        aside as damaged."""
+        found = []
+        for path in [*self._newest_first(), *self.path.glob("*.tmp"), *self.path.glob("*.damaged")]:
+            with contextlib.suppress(OSError):
+                limit = before if path.suffix == ".segment" else time.time() - _STALE
+                if path.stat().st_mtime < limit:
+                    found.append(path)
+        return found
+
+    def drop(self, paths: Iterable[Path]) -> list[Path]:
+        """Remove files of the cache, unless another process is tidying it; which went."""
+        gone = []
+        with self._alone() as alone:
+            for path in paths if alone else ():
+                path.unlink(missing_ok=True)  # who has it mapped keeps it
+                gone.append(path)
+        return gone
 
     def _problem(self, text: str) -> None:
         if text not in self.problems:

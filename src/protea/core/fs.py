@@ -36,6 +36,14 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def make_dirs(path: Path) -> None:
+    """Make a directory and those above it that are missing, and make their names durable."""
+    if not path.is_dir():
+        make_dirs(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync_dir(path.parent)
+
+
 def commit_file(tmp: Path, final: Path) -> None:
     """fsync `tmp`, give it its final name (same directory) and make the name durable."""
     fsync_file(tmp)
@@ -102,6 +110,14 @@ def own_dir(parent: Path, start: str, end: str = "") -> tuple[Path, int]:
             if directory.exists():
                 return directory, fd
             os.close(fd)
+
+
+def abandoned(directory: Path) -> bool:
+    """Whether the process that made a directory of `own_dir` is gone."""
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        os.close(_flock(directory))
+        return True
+    return False
 
 
 def remove_abandoned(directory: Path) -> None:
