@@ -161,7 +161,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self.tmp.mkdir(parents=True, exist_ok=True)
+        make_dirs(self.tmp)
         fd = os.open(self.tmp / ".lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)

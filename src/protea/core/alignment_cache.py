@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from protea.core.fs import commit_file
+from protea.core.fs import commit_file, create
 
 U64 = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
@@ -200,7 +200,7 @@ class AlignmentCache:
         name = uuid.uuid4().hex
         temporary = self.path / f"{name}.tmp"
         try:
-            with temporary.open("wb") as file:
+            with create(temporary) as file:
                 file.write(_MAGIC + len(keys).to_bytes(8, "little"))
                 for part in (keys[:, 0], keys[:, 1], values, _checks(keys, values)):
                     file.write(np.ascontiguousarray(part).data)

@@ -7,13 +7,44 @@ Called by staging, the object store and publication.
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 from ..errors import StorageError
+
+
+class _File(io.RawIOBase):
+    """A new file for writing. Its errors name it. It has no `fileno`, so that nobody writes past it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self._fd, data)
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, str(self.path)) from None
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                super().close()
+            finally:
+                os.close(self._fd)
+
+
+def create(path: Path) -> BinaryIO:
+    """A new, empty file, opened for writing; all that is ever committed is written through this. Close it."""
+    return cast(BinaryIO, io.BufferedWriter(_File(path), 1 << 16))
 
 
 def fsync_file(path: Path) -> None:
@@ -54,7 +85,8 @@ def commit_file(tmp: Path, final: Path) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Write a small file so that it is there whole, or not at all."""
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    tmp.write_bytes(data)
+    with create(tmp) as f:
+        f.write(data)
     commit_file(tmp, path)
 
 
