@@ -30,12 +30,19 @@ _REPLACED = ("open", "write", "pwrite", "fsync", "mkdir", "rmdir", "unlink", "re
 Key = tuple[int, int]
 
 
+def concerns(kind: str, operation: str, halves: bool) -> bool:
+    """Whether a fault of this kind can befall an operation; `halves`: half of it can be done."""
+    return halves if kind in ("short", "torn") else operation in _ROOM if kind == "enospc" else True
+
+
 class Disk:
     """What becomes of the operations below `root`. `told(operation, path)` is called when the fault fires."""
 
     def __init__(self, root: Path, kind: str, n: int, told: Callable[[str, str], None]) -> None:
         self.root, self.kind, self.n, self.told = os.path.realpath(root), kind, n, told
         self.count, self.full = 0, False
+        self.counts = dict.fromkeys(KINDS, 0)
+        """How many operations there were for each kind of fault."""
         self.real = {name: getattr(os, name) for name in _REPLACED}
         self.files: dict[Key, bytes] = {}
         self.names: dict[Key, dict[str, tuple[Key, bool]]] = {}
@@ -57,7 +64,9 @@ class Disk:
         """One operation is about to happen."""
         if self.full and operation in _ROOM:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        if (self.kind in ("short", "torn") and half is None) or (self.kind == "enospc" and operation not in _ROOM):
+        for kind in KINDS:
+            self.counts[kind] += concerns(kind, operation, half is not None)
+        if not concerns(self.kind, operation, half is not None):
             return
         self.count += 1
         if self.count != self.n:

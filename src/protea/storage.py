@@ -16,7 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,8 +54,8 @@ class ObjectStore:
     def staging(self) -> Iterator[Path]:
         """An empty directory to write an object into; gone at the end of the block."""
         with self._locked():
-            place = Path(tempfile.mkdtemp(prefix="load-", dir=self.tmp))
-            lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            place = self._place()
+            lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             fcntl.flock(lock, fcntl.LOCK_EX)
         data = place / "data"
         try:
@@ -129,7 +129,7 @@ class ObjectStore:
         with self._locked():
             if referenced(kind, digest):
                 return False
-            place = Path(tempfile.mkdtemp(prefix="load-", dir=self.tmp))  # killed half-way: the next sweep goes on
+            place = self._place()  # killed half-way: the next sweep goes on
             os.rename(self.objects / kind / digest, place / "unwanted")
             remove_tree(place)
             return True
@@ -144,7 +144,7 @@ class ObjectStore:
                     self._sweep_one(place, owner, referenced)
 
     def _sweep_one(self, place: Path, owner: str, referenced: Callable[[str, str], bool]) -> None:
-        lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its owner lives
             if (place / "intent").exists():
@@ -159,10 +159,15 @@ class ObjectStore:
         finally:
             os.close(lock)
 
+    def _place(self) -> Path:
+        place = self.tmp / f"load-{uuid.uuid4().hex[:12]}"
+        place.mkdir()
+        return place
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         make_dirs(self.tmp)
-        fd = os.open(self.tmp / ".lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self.tmp / ".lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

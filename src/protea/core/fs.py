@@ -5,6 +5,7 @@ Called by staging, the object store and publication.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -113,7 +114,7 @@ def remove_tree(path: Path) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path` (made if it is not there, and left there), waiting for it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -162,6 +163,17 @@ def remove_abandoned(directory: Path) -> None:
             os.close(fd)
 
 
+def advice(error: OSError) -> str | None:
+    """What to do about a file system that refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some disk space"
+    if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        return "it must lie on a file system with locks (flock)"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "it must be writable"
+    return None
+
+
 class one_line_errors:
     """Turns a failing file system into one line: what happened, and where."""
 
@@ -175,7 +187,9 @@ class one_line_errors:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # a pipe that nobody reads is no disk
             raise StorageError(
                 f"{error.filename or self.where}: {error.strerror or error}",
-                hint="what was finished is kept; run it again to go on",
+                hint="; ".join(
+                    [*([told] if (told := advice(error)) else []), "what was finished is kept; run it again"]
+                ),
             ) from error
 
 

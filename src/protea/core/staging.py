@@ -106,7 +106,9 @@ class Staging:
                 continue
             except OSError as e:
                 os.close(fd)
-                raise StorageError(f"{self.path}: the staging directory cannot be locked: {e.strerror}") from None
+                raise StorageError(
+                    f"{self.path}: the staging directory cannot be locked: {e.strerror}", hint=fs.advice(e)
+                ) from None
             self._lock, self.shared = fd, shared
             return True
 
@@ -120,7 +122,7 @@ class Staging:
             fs.fsync_dir(self.path.parent)
         if self.path.is_symlink() and not self.path.exists():
             raise NotADirectoryError(errno.ENOTDIR, "it is a link to nothing")
-        return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def idle(self) -> bool:
         """Whether no run holds this export; nothing is created."""
