@@ -162,6 +162,7 @@ class ObjectStore:
     def _place(self) -> Path:
         place = self.tmp / f"load-{uuid.uuid4().hex[:12]}"
         place.mkdir()
+        fsync_dir(self.tmp)  # an intent in it must outlast the object that it is about
         return place
 
     @contextlib.contextmanager

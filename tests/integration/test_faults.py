@@ -298,6 +298,9 @@ class Loads:
         assert len(rows) <= 1, told
         assert all(store.intact(self.kind, row.object_digest) for row in rows), told
         assert trial.outcome.status or rows, told
+        with open_catalog(self.settings("trial")) as catalog:  # as the next load, of whatever, begins
+            store.sweep(catalog.place, catalog.uses_object)
+        assert len(list(store.objects.glob("*/*"))) == len(rows), told
         assert undisturbed(self.work, root.with_name("trial.again")).status == 0, told
         self.check()
         self.forget()
