@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .catalog import Catalog, open_catalog
+from .catalog import Catalog, Job, open_catalog
 from .catalog.models import Dataset as DatasetRow
 from .core.config import ExportConfig, load, parse
 from .errors import NotFoundError, ProteaError, StorageError
@@ -56,6 +56,8 @@ class Dataset:
     def _open(self, which: str) -> "pyarrow.dataset.Dataset":
         import pyarrow.dataset
 
+        if not self.file(which).is_file():
+            raise _gone(self.name, self.file(which))
         return pyarrow.dataset.dataset(self.file(which), format="parquet")
 
     @property
@@ -221,20 +223,42 @@ def _job(catalog: Catalog, config: ExportConfig, report: Report | None) -> Itera
     _finish(catalog, job.id, "succeeded")
 
 
-def _bury(catalog: Catalog) -> None:
-    """Jobs of this host whose process is gone were killed: say so, or they would run for ever."""
+def lost(job: Job) -> bool:
+    """Whether a job is said to run in a process of this host that is gone."""
     import psutil
 
-    here = socket.gethostname()
+    host, _, pid = (job.owner or "").rpartition(":")
+    return host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid))
+
+
+def _bury(catalog: Catalog) -> None:
+    """Jobs of this host whose process is gone were killed: say so, or they would run for ever."""
     for job in catalog.jobs.recent(state="running"):
-        host, _, pid = (job.owner or "").rpartition(":")
-        if host == here and pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if lost(job):
             catalog.jobs.append(job.id, "worker.lost", {"owner": job.owner})
             _finish(catalog, job.id, "failed", "lost", f"its process {job.owner} was killed")
 
 
 def _finish(catalog: Catalog, job: uuid.UUID, state: str, code: str | None = None, message: str | None = None) -> None:
     catalog.jobs.finish(job, state, error_code=code, error_message=message)
+
+
+def _gone(name: str, path: Path) -> StorageError:
+    return StorageError(
+        f"the files of dataset {name!r} are gone from {path}",
+        hint=f"run its export again, or `protea dataset remove {name}`",
+    )
+
+
+def in_place(path: Path, fingerprint: str) -> bool:
+    """Whether a dataset's files are there, by their names and sizes (`dataset verify` reads them)."""
+    from .core.operations.export_research_dataset import read_manifest
+
+    found = read_manifest(path)
+    if found is None or found["fingerprint"] != fingerprint:
+        return False
+    files = [(path / name, f["size"]) for name, f in found["files"].items()]
+    return all(file.is_file() and file.stat().st_size == size for file, size in files)
 
 
 def open_dataset(name: str, *, settings: Settings | None = None) -> Dataset:
@@ -247,7 +271,7 @@ def open_dataset(name: str, *, settings: Settings | None = None) -> Dataset:
     path = Path(row.path)
     found = read_manifest(path)
     if found is None or "fingerprint" not in found:
-        raise StorageError(f"the files of dataset {name!r} are gone from {path}", hint="run its export again")
+        raise _gone(name, path)
     if found["fingerprint"] != row.fingerprint:
         raise StorageError(f"dataset {name!r} was being replaced when a run was cut short", hint="run its export again")
     return Dataset(name, path, found)  # the file keeps the manifest's order, the row's JSONB does not

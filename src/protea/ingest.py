@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protea.catalog import AnnotationSet, Catalog, Input, open_catalog
+from protea.core.fs import create
 from protea.errors import ConfigError, StorageError
 from protea.loading import (
     Found,
@@ -71,7 +72,8 @@ def load_proteins(
         from protea.core.proteins import read_fasta
 
         table, report = read_fasta(path, progress)
-        pq.write_table(table, tmp / "proteins.parquet", compression="zstd")
+        with create(tmp / "proteins.parquet") as f:
+            pq.write_table(table, f, compression="zstd")
         return Found(report.sha256, report.to_json())
 
     return load_file(settings, "proteins", path, name, read)
@@ -324,7 +326,7 @@ def _stage_gaf(
 
     from protea.core.annotations import SCHEMA, check_rejected, read_gaf
 
-    with pq.ParquetWriter(tmp / "rows.parquet", SCHEMA, compression="zstd") as writer:
+    with create(tmp / "rows.parquet") as f, pq.ParquetWriter(f, SCHEMA, compression="zstd") as writer:
         report = read_gaf(path, databases=databases, proteins=only, sink=writer.write_batch, progress=progress)
     check_rejected(report, max_rejected)
     return report

@@ -4,7 +4,6 @@ Called by `protea.ingest`, whose functions say what is read; calls the catalogue
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import re
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from protea.catalog import INPUTS, AnnotationSet, Catalog, Input, open_catalog
-from protea.errors import ConfigError, ConflictError, NotFoundError, StorageError
+from protea.core.fs import advice
+from protea.errors import ConfigError, ConflictError, InputError, NotFoundError, StorageError
 from protea.settings import Settings
 from protea.storage import ObjectStore
 
@@ -105,8 +105,10 @@ def opened(settings: Settings, path: str | Path | None) -> Iterator[tuple[Catalo
             yield catalog, store
     except OSError as e:
         why = e.strerror or str(e).partition("\n")[0]
-        hint = "free some disk space" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
-        raise StorageError(f"{settings.storage} cannot be written: {why}", hint=hint) from e
+        place = Path(str(e.filename)) if e.filename else settings.storage
+        if path is not None and place.is_relative_to(path):
+            raise InputError(f"{place} cannot be read: {why}") from e
+        raise StorageError(f"{place} cannot be written: {why}", hint=advice(e)) from e
 
 
 def commit(catalog: Catalog, store: ObjectStore, tmp: Path, rows: list[Input]) -> LoadResult:

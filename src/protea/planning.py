@@ -14,7 +14,7 @@ from typing import Any
 from .catalog import open_catalog
 from .core.config import ExportConfig, load
 from .errors import NotFoundError
-from .exporting import Report, Rows, configure, resolve
+from .exporting import Report, Rows, configure, in_place, resolve
 from .settings import Settings
 
 BASE_MEMORY = 400 << 20
@@ -160,8 +160,9 @@ def explain(
         row = Rows(catalog).find(resolved.name)
     mark = fingerprint(resolved, inputs)
     staging = Staging(settings.resume_dir, resolved.name, mark)
-    published = bool(row and row["fingerprint"] == mark)
-    since = [] if published or not row else changes(row["manifest"]["config"], resolved.model_dump(mode="json"))
+    same = row is not None and row["fingerprint"] == mark
+    published = bool(row and same and in_place(Path(row["path"]), mark))
+    since = [] if same or not row else changes(row["manifest"]["config"], resolved.model_dump(mode="json"))
     others = [
         d
         for d in sorted(settings.resume_dir.glob(f"{resolved.name}-{'[0-9a-f]' * 12}"))
@@ -175,6 +176,8 @@ def explain(
         entry["changes"] = []
         if stage is None:
             entry["reason"] = why or ("the dataset is published; nothing is left to do" if published else None)
+            if row and same and not published:
+                entry["reason"] = f"the dataset was published, but its files are gone from {row['path']} or damaged"
             told = [
                 (changes(marker["document"], key) or ["another cut of the series"], other.name)
                 for other in others

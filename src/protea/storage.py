@@ -8,17 +8,19 @@ removes it, and the object too if the row did not make it. Called by `protea.ing
     <storage>/tmp/load-*/lock      held while the owner of the staging directory lives
     <storage>/tmp/load-*/data/     what becomes the object
     <storage>/tmp/load-*/intent    written before the object gets its address: which one, and whose row it waits for
+    <storage>/owners/*             a line each: the databases whose rows lie in this store
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from protea.core.fs import commit_dir, fsync_dir, remove_tree, sha256_file, write_file
+from protea.core.fs import commit_dir, fsync_dir, make_dirs, remove_tree, sha256_file, write_file
 from protea.errors import StorageError, UserError
 
 INDEX = "files.json"
@@ -52,8 +54,8 @@ class ObjectStore:
     def staging(self) -> Iterator[Path]:
         """An empty directory to write an object into; gone at the end of the block."""
         with self._locked():
-            place = Path(tempfile.mkdtemp(prefix="load-", dir=self.tmp))
-            lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            place = self._place()
+            lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             fcntl.flock(lock, fcntl.LOCK_EX)
         data = place / "data"
         try:
@@ -75,13 +77,14 @@ class ObjectStore:
         final, intent = self.objects / kind / digest, data.parent / "intent"
         write_file(data / INDEX, json.dumps(_index(data), sort_keys=True).encode())
         with self._locked():
+            self._remember(owner)
             there = final.exists()
             if there and not self.intact(kind, digest):
                 os.rename(final, data.parent / "damaged")
             if not final.exists():
                 if not there:
                     write_file(intent, json.dumps({"kind": kind, "digest": digest, "owner": owner}).encode())
-                final.parent.mkdir(parents=True, exist_ok=True)
+                make_dirs(final.parent)
                 commit_dir(data, final)
             try:
                 yield final
@@ -91,6 +94,45 @@ class ObjectStore:
                 intent.unlink(missing_ok=True)
                 raise
             intent.unlink(missing_ok=True)
+
+    def owners(self) -> set[str]:
+        """The databases that have committed anything here: what none of them refers to is of no use."""
+        return {p.read_text() for p in (self.objects.parent / "owners").glob("[0-9a-f]*")}
+
+    def _remember(self, owner: str) -> None:
+        path = self.objects.parent / "owners" / hashlib.sha256(owner.encode()).hexdigest()[:12]
+        if not path.exists():
+            make_dirs(path.parent)
+            write_file(path, owner.encode())
+
+    def abandoned(self, owner: str) -> list[Path]:
+        """What `sweep` would remove of staging directories: nobody holds their lock."""
+        found = []
+        for place in sorted(self.tmp.glob("load-*")):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                lock = os.open(place / "lock", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    intent = place / "intent"
+                    if not intent.exists() or json.loads(intent.read_bytes())["owner"] == owner:
+                        found.append(place)
+                finally:
+                    os.close(lock)
+        return found
+
+    def each(self) -> list[tuple[str, str]]:
+        """Kind and digest of every object that is there."""
+        return sorted((p.parent.name, p.name) for p in self.objects.glob("*/*") if p.is_dir())
+
+    def drop(self, kind: str, digest: str, referenced: Callable[[str, str], bool]) -> bool:
+        """Remove an object unless a row has it by now (loads put in object and row under this same lock)."""
+        with self._locked():
+            if referenced(kind, digest):
+                return False
+            place = self._place()  # killed half-way: the next sweep goes on
+            os.rename(self.objects / kind / digest, place / "unwanted")
+            remove_tree(place)
+            return True
 
     def sweep(self, owner: str, referenced: Callable[[str, str], bool]) -> None:
         """Remove what killed loads left. `referenced(kind, digest)`: whether the database `owner` has a row for it."""
@@ -102,7 +144,7 @@ class ObjectStore:
                     self._sweep_one(place, owner, referenced)
 
     def _sweep_one(self, place: Path, owner: str, referenced: Callable[[str, str], bool]) -> None:
-        lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(place / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its owner lives
             if (place / "intent").exists():
@@ -117,10 +159,16 @@ class ObjectStore:
         finally:
             os.close(lock)
 
+    def _place(self) -> Path:
+        place = self.tmp / f"load-{uuid.uuid4().hex[:12]}"
+        place.mkdir()
+        fsync_dir(self.tmp)  # an intent in it must outlast the object that it is about
+        return place
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self.tmp.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.tmp / ".lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_dirs(self.tmp)
+        fd = os.open(self.tmp / ".lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import URL, Engine, create_engine, make_url, select, text
+from sqlalchemy import URL, Engine, create_engine, delete, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
@@ -219,6 +219,11 @@ class Catalog:
                 raise ConflictError(
                     f"the dataset {dataset.name!r} exists", hint="choose another name, or use --replace"
                 ) from e
+
+    def remove_dataset(self, name: str) -> None:
+        """Delete a dataset's row, if there is one."""
+        with self.session() as session:
+            session.execute(delete(Dataset).where(Dataset.name == name))
 
     # -- opening
 

@@ -329,7 +329,7 @@ def _alive(process: "psutil.Process") -> bool:
 
 
 def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _host() -> list[str]:

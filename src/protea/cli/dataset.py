@@ -1,5 +1,6 @@
 """`protea dataset`: published datasets. Its tables also end `protea export run`."""
 
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ class Split(StrEnum):
 
 @app.callback()
 def _group() -> None:
-    """Look at published datasets."""
+    """Look at published datasets, check them, remove them."""
 
 
 @app.command("list")
@@ -103,6 +104,50 @@ def path(
     """Print where a dataset lies."""
     found = _open(name)
     print(found.path if split is None else found.file(split))
+
+
+@app.command()
+def verify(name: Name, json: Json = False) -> None:
+    """Compare every file of a dataset with the recorded SHA-256. Exit status 1 when one is missing or damaged."""
+    from protea.catalog import open_catalog
+    from protea.upkeep import failed, verify_dataset
+
+    with open_catalog(read_settings()) as catalog:
+        row = catalog.find_dataset(name)
+    checks = verify_dataset(row)
+    if json:
+        files = [c.to_json() for c in checks]
+        write_json({"name": row.name, "path": row.path, "ok": not failed(checks), "files": files})
+    else:
+        for c in checks:
+            write(f"{c.state:5} {c.check}: {c.what}{f' ({c.hint})' if c.hint else ''}")
+    if failed(checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def remove(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove a dataset: its files and its row. The inputs it was made from stay."""
+    from protea.catalog import open_catalog
+    from protea.errors import ConfigError
+    from protea.upkeep import remove_dataset
+
+    settings = read_settings()
+    with open_catalog(settings) as catalog:
+        path = catalog.find_dataset(name).path
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("nobody can be asked here", hint="pass --yes")
+        typer.confirm(f"remove the dataset {name!r} in {path}?", abort=True, err=True)
+    gone = remove_dataset(settings, name)
+    if json:
+        write_json({"name": name, "path": str(gone)})
+    else:
+        write(f"removed {name}: {gone}")
 
 
 def counts(manifest: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """`protea list`: what is in the catalogue."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,14 +54,20 @@ def _input_line(row: Any) -> tuple[str, ...]:
 
 def dataset_line(row: Any) -> tuple[str, ...]:
     """A dataset of the catalogue as a line of the list."""
+    from protea.exporting import in_place
+
     what = f"{row.n_train_rows:,} train and {row.n_eval_rows:,} eval rows"
+    what += "" if in_place(Path(row.path), row.fingerprint) else "; ITS FILES ARE GONE OR DAMAGED"
     return "dataset", row.name, "", what, size(_bytes(row)), when(row.created_at)
 
 
 def dataset_json(row: Any) -> dict[str, Any]:
     """A dataset of the catalogue as JSON values."""
+    from protea.exporting import in_place
+
     return {
         "name": row.name,
+        "in_place": in_place(Path(row.path), row.fingerprint),
         "path": row.path,
         "fingerprint": row.fingerprint,
         "n_train_rows": row.n_train_rows,

@@ -28,11 +28,13 @@ COMMANDS = {
     "job": ("job", "Queue exports for workers, look at them, end them, try them again."),
     "worker": ("worker", "Work off queued jobs; `worker status` says who does."),
     "dataset": ("dataset", "Look at published datasets."),
+    "gc": ("upkeep:gc_app", "Remove what nothing refers to any more."),
+    "doctor": ("upkeep:doctor_app", "Check the home: database, files, versions, disk."),
     "features": ("features", "Say what every column is, and what it needs."),
     "demo": ("demo", "Run the whole job on a small generated proteome."),
     "db": ("db", "Look after the catalogue's database."),
 }
-"""Command -> the module that has its `app`, and its line in the help."""
+"""Command -> the module that has its `app` (or the typer named after a colon), and its line in the help."""
 
 # Found by looking: some releases of typer use click's class, others one of their own.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -44,8 +46,9 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None:
-            module = importlib.import_module(f"protea.cli.{COMMANDS[name][0]}")
-            command = typer.main.get_command(module.app)
+            module, _, attribute = COMMANDS[name][0].partition(":")
+            found = getattr(importlib.import_module(f"protea.cli.{module}"), attribute or "app")
+            command = typer.main.get_command(found)
         return name, command, rest
 
 

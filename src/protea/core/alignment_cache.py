@@ -19,13 +19,13 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from protea.core.fs import commit_file
+from protea.core.fs import commit_file, create
 
 U64 = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
@@ -142,6 +142,26 @@ class AlignmentCache:
         except OSError as error:
             self._problem(f"alignments cannot be kept in {self.path}: {error.strerror}")
 
+    def unused(self, before: float) -> list[Path]:
+        """Segments that nobody has read since the time `before` (as of `time.time`), stale temporaries, and what was set
+        aside as damaged."""
+        found = []
+        for path in [*self._newest_first(), *self.path.glob("*.tmp"), *self.path.glob("*.damaged")]:
+            with contextlib.suppress(OSError):
+                limit = before if path.suffix == ".segment" else time.time() - _STALE
+                if path.stat().st_mtime < limit:
+                    found.append(path)
+        return found
+
+    def drop(self, paths: Iterable[Path]) -> list[Path]:
+        """Remove files of the cache, unless another process is tidying it; which went."""
+        gone = []
+        with self._alone() as alone:
+            for path in paths if alone else ():
+                path.unlink(missing_ok=True)  # who has it mapped keeps it
+                gone.append(path)
+        return gone
+
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
@@ -180,7 +200,7 @@ class AlignmentCache:
         name = uuid.uuid4().hex
         temporary = self.path / f"{name}.tmp"
         try:
-            with temporary.open("wb") as file:
+            with create(temporary) as file:
                 file.write(_MAGIC + len(keys).to_bytes(8, "little"))
                 for part in (keys[:, 0], keys[:, 1], values, _checks(keys, values)):
                     file.write(np.ascontiguousarray(part).data)

@@ -154,7 +154,8 @@ def _store(directory: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str,
     out = {}
     for name, array in arrays.items():
         path = directory / f"{name}.npy"
-        np.save(path, np.ascontiguousarray(array), allow_pickle=False)
+        with fs.create(path) as f:
+            np.save(f, np.ascontiguousarray(array), allow_pickle=False)
         fs.fsync_file(path)
         out[name] = FileInfo(path.name, len(array), path.stat().st_size, fs.sha256_file(path), ())
     return out

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numba import njit
 from numpy.typing import NDArray
 
-from protea.core import gafscan
+from protea.core import fs, gafscan
 from protea.core.gafscan import decimal, go_number, in_table, same, trim
 from protea.core.proteins import bare_accession
 from protea.core.spans import bytes_of, floats, strings
@@ -235,7 +235,7 @@ def rows_writer(out_dir: Path | None, schema: pa.Schema) -> Iterator[Callable[[p
     if out_dir is None:
         yield lambda batch: None
         return
-    with pq.ParquetWriter(out_dir / "rows.parquet", schema, compression="zstd") as writer:
+    with fs.create(out_dir / "rows.parquet") as f, pq.ParquetWriter(f, schema, compression="zstd") as writer:
         yield writer.write_batch
 
 

@@ -5,15 +5,47 @@ Called by staging, the object store and publication.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 from ..errors import StorageError
+
+
+class _File(io.RawIOBase):
+    """A new file for writing. Its errors name it. It has no `fileno`, so that nobody writes past it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self._fd, data)
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, str(self.path)) from None
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                super().close()
+            finally:
+                os.close(self._fd)
+
+
+def create(path: Path) -> BinaryIO:
+    """A new, empty file, opened for writing; all that is ever committed is written through this. Close it."""
+    return cast(BinaryIO, io.BufferedWriter(_File(path), 1 << 16))
 
 
 def fsync_file(path: Path) -> None:
@@ -36,6 +68,14 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def make_dirs(path: Path) -> None:
+    """Make a directory and those above it that are missing, and make their names durable."""
+    if not path.is_dir():
+        make_dirs(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync_dir(path.parent)
+
+
 def commit_file(tmp: Path, final: Path) -> None:
     """fsync `tmp`, give it its final name (same directory) and make the name durable."""
     fsync_file(tmp)
@@ -46,7 +86,8 @@ def commit_file(tmp: Path, final: Path) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Write a small file so that it is there whole, or not at all."""
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    tmp.write_bytes(data)
+    with create(tmp) as f:
+        f.write(data)
     commit_file(tmp, path)
 
 
@@ -73,7 +114,7 @@ def remove_tree(path: Path) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path` (made if it is not there, and left there), waiting for it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -104,6 +145,14 @@ def own_dir(parent: Path, start: str, end: str = "") -> tuple[Path, int]:
             os.close(fd)
 
 
+def abandoned(directory: Path) -> bool:
+    """Whether the process that made a directory of `own_dir` is gone."""
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        os.close(_flock(directory))
+        return True
+    return False
+
+
 def remove_abandoned(directory: Path) -> None:
     """Remove a directory of `own_dir` if the process that made it is gone."""
     with contextlib.suppress(BlockingIOError, FileNotFoundError):
@@ -112,6 +161,17 @@ def remove_abandoned(directory: Path) -> None:
             remove_tree(directory)
         finally:
             os.close(fd)
+
+
+def advice(error: OSError) -> str | None:
+    """What to do about a file system that refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some disk space"
+    if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        return "it must lie on a file system with locks (flock)"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "it must be writable"
+    return None
 
 
 class one_line_errors:
@@ -127,7 +187,9 @@ class one_line_errors:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # a pipe that nobody reads is no disk
             raise StorageError(
                 f"{error.filename or self.where}: {error.strerror or error}",
-                hint="what was finished is kept; run it again to go on",
+                hint="; ".join(
+                    [*([told] if (told := advice(error)) else []), "what was finished is kept; run it again"]
+                ),
             ) from error
 
 

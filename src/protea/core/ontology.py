@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numba import njit
 
+from protea.core import fs
 from protea.core.obo import NAMESPACES, Term, go_number, parse_obo
 from protea.errors import InputError, StorageError
 
@@ -92,9 +93,10 @@ class Ontology:
             "closure": pa.LargeListArray.from_arrays(self.closure_ptr, self.closure),
         }
         meta = {} if self.version is None else {"version": self.version}
-        pq.write_table(pa.table(terms).replace_schema_metadata(meta), directory / "terms.parquet", compression="zstd")
         ids = pa.table({"id": self.resolve_ids, "code": self.resolve_to})
-        pq.write_table(ids, directory / "resolve.parquet", compression="zstd")
+        for name, table in (("terms", pa.table(terms).replace_schema_metadata(meta)), ("resolve", ids)):
+            with fs.create(directory / f"{name}.parquet") as f:
+                pq.write_table(table, f, compression="zstd")
 
     @classmethod
     def load(cls, directory: Path) -> "Ontology":

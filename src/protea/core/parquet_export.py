@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numba
 import numpy as np
@@ -61,7 +62,8 @@ class _SplitWriter:
         self._tmp = path.with_name(f".{path.name}.tmp")
         self._held: list[pa.Table] = []
         self._n_held = 0
-        self._writer = _writer(self._tmp, schema)
+        self._file = fs.create(self._tmp)
+        self._writer = _writer(self._file, schema)
         self._thread = ThreadPoolExecutor(1, "protea-write")  # starts with the first row group
         self._encoding: Future[None] | None = None
 
@@ -128,6 +130,7 @@ class _SplitWriter:
         self._wait()
         self._thread.shutdown()
         self._writer.close()
+        self._file.close()
         check(self._tmp, self.schema, self.rows)
         info = FileInfo(
             self.path.name, self.rows, self._tmp.stat().st_size, fs.sha256_file(self._tmp), tuple(self.digests)
@@ -140,10 +143,12 @@ class _SplitWriter:
         self._thread.shutdown()
         with contextlib.suppress(OSError, pa.ArrowException):  # on a full disk the footer cannot be written either
             self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._tmp.unlink(missing_ok=True)
 
 
-def _writer(where: Path | io.BytesIO, schema: pa.Schema) -> pq.ParquetWriter:
+def _writer(where: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
     coded = [f.name for f in schema if pa.types.is_dictionary(f.type)]
     return pq.ParquetWriter(where, schema, use_dictionary=coded, **PARQUET)
 
@@ -244,7 +249,7 @@ def _stream_assemble(
     _writer(empty, schema).close()
     tmp = path.with_name(f".{path.name}.tmp")
     try:
-        with tmp.open("wb") as out:
+        with fs.create(tmp) as out:
             joined = join(out, empty.getvalue(), (shard for shard, _ in shards), checkpoint)
         if joined.groups != len(digests):
             raise StorageError(f"{path}: {joined.groups} row groups were joined and {len(digests)} are known of")

@@ -106,7 +106,9 @@ class Staging:
                 continue
             except OSError as e:
                 os.close(fd)
-                raise StorageError(f"{self.path}: the staging directory cannot be locked: {e.strerror}") from None
+                raise StorageError(
+                    f"{self.path}: the staging directory cannot be locked: {e.strerror}", hint=fs.advice(e)
+                ) from None
             self._lock, self.shared = fd, shared
             return True
 
@@ -114,12 +116,13 @@ class Staging:
         """The lock file, opened; FileNotFoundError when the directory is removed meanwhile."""
         if not create:
             return os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fs.make_dirs(self.path.parent)
         with contextlib.suppress(FileExistsError):  # not exist_ok: the directory may come and go
             self.path.mkdir()
+            fs.fsync_dir(self.path.parent)
         if self.path.is_symlink() and not self.path.exists():
             raise NotADirectoryError(errno.ENOTDIR, "it is a link to nothing")
-        return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def idle(self) -> bool:
         """Whether no run holds this export; nothing is created."""
@@ -214,7 +217,7 @@ class Staging:
         _mkdirs(self.path, counter.parent)
         if not self.shared:
             fs.remove_tree(directory)
-            directory.mkdir(parents=True)
+            _mkdirs(self.path, directory)
         fs.write_file(counter, str(attempt).encode())
         return directory, attempt
 
@@ -289,9 +292,10 @@ class Staging:
 
 def _mkdirs(base: Path, path: Path) -> None:
     """`path` and what is between it and `base`, which must exist: a directory that was removed is not made again."""
-    if path != base:
+    if path != base and not path.is_dir():
         _mkdirs(base, path.parent)
         path.mkdir(exist_ok=True)
+        fs.fsync_dir(path.parent)
 
 
 def verify(directory: Path, key: Mapping[str, Any]) -> tuple[Stage | None, str | None]:

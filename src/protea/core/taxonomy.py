@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numba import njit
 
+from protea.core import fs
 from protea.core.textio import HashingReader, blocks, open_text
 from protea.errors import InputError, StorageError
 
@@ -36,7 +37,8 @@ class Taxonomy:
     def save(self, directory: Path) -> None:
         """Write nodes.parquet, merged.parquet and deleted.parquet; the same tables give the same bytes."""
         for name in ("nodes", "merged", "deleted"):
-            pq.write_table(getattr(self, name), directory / f"{name}.parquet", compression="zstd")
+            with fs.create(directory / f"{name}.parquet") as f:
+                pq.write_table(getattr(self, name), f, compression="zstd")
 
     @classmethod
     def load(cls, directory: Path) -> "Taxonomy":

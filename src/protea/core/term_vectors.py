@@ -73,8 +73,10 @@ def read_term_vectors(
     report.kept, report.dim, report.dtype = len(ids), matrix.shape[1], str(matrix.dtype)
     if out_dir is not None:
         schema = pa.schema([pa.field("go", pa.int32(), nullable=False)])
-        pq.write_table(pa.Table.from_arrays([pa.array(ids)], schema=schema), out_dir / "ids.parquet")
-        np.save(out_dir / "matrix.npy", matrix)
+        with fs.create(out_dir / "ids.parquet") as f:
+            pq.write_table(pa.Table.from_arrays([pa.array(ids)], schema=schema), f)
+        with fs.create(out_dir / "matrix.npy") as f:
+            np.save(f, matrix)
     return report
 
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from protea.core import fs
 from protea.core.embeddings import pca
 from protea.core.embeddings.readers import open_source
 from protea.core.embeddings.source import BLOCK_BYTES, NAMED, Source, listed
@@ -125,14 +126,17 @@ def build_store(
     _read(src, matrix, position, progress)
     matrix.flush()
     mean, components = pca.fit(matrix)
-    np.save(out / "pca_mean.npy", mean)
-    np.save(out / "pca_components.npy", components)
-    pq.write_table(pa.table({"accession": accessions}), out / "ids.parquet", compression="zstd")
+    for name, array in (("pca_mean", mean), ("pca_components", components)):
+        with fs.create(out / f"{name}.npy") as f:
+            np.save(f, array)
+    with fs.create(out / "ids.parquet") as f:
+        pq.write_table(pa.table({"accession": accessions}), f, compression="zstd")
     identity = _identity(matrix, accessions, mean, components)
     meta = {
         "format": FORMAT, "vectors": len(accessions), "dim": src.dim, "dtype": matrix.dtype.name, "identity": identity,
     }  # fmt: skip
-    (out / "store.json").write_text(json.dumps(meta, sort_keys=True) + "\n")
+    with fs.create(out / "store.json") as f:
+        f.write((json.dumps(meta, sort_keys=True) + "\n").encode())
     return _report(src, accessions, identity)
 
 

@@ -119,7 +119,7 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        self.final.parent.mkdir(parents=True, exist_ok=True)
+        fs.make_dirs(self.final.parent)
         with fs.locked(self.final.parent / ".lock"):
             yield
 
