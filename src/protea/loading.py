@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protea.catalog import INPUTS, AnnotationSet, Catalog, Input, open_catalog
+from protea.catalog import INPUTS, AnnotationSet, Catalog, Input, open_catalog, storable
 from protea.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from protea.settings import Settings
 from protea.storage import ObjectStore
@@ -79,7 +79,7 @@ def load_file(
             identity=identity,
             object_digest=identity,
             stats=found.stats | ({"restricted_to": proteins} if subset else {}),
-            source_file=Path(path).name if path is not None else "",
+            source_file=storable(Path(path).name) if path is not None else "",
             **(found.columns or {}),
         )
         return commit(catalog, store, tmp, [row])

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from protea.core import delimited, fs, spans
 from protea.core.delimited import TableReport
+from protea.core.embeddings.readers import PARQUET_DAMAGE, open_parquet, parquet_texts
 from protea.core.textio import BLOCK_SIZE, open_text
 from protea.errors import InputError
 
@@ -143,15 +143,14 @@ def _parquet(
     wanted = proteins.cast(pa.string()) if proteins is not None else None
     size = path.stat().st_size
     with _readable(path):
-        file = pq.ParquetFile(path)
+        file = open_parquet(path)
         names = [_column(path, file.schema_arrow, key) for key in _NAMES]
-        batches = file.iter_batches(_BATCH, columns=names)
+    batches = parquet_texts(path, *names[:2], also=names[2:], rows=_BATCH)
     while True:
         with _readable(path):
-            batch = next(batches, None)
-        if batch is None:
+            columns = next(batches, None)
+        if columns is None:
             break
-        columns = [batch.column(batch.schema.get_field_index(name)) for name in names]
         _batch(path, report, wanted, store, columns)
         if progress is not None:
             progress(size * report.rows // max(file.metadata.num_rows, 1))
@@ -164,7 +163,7 @@ def _parquet(
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as e:
+    except PARQUET_DAMAGE as e:
         raise InputError(f"{path}: not a readable Parquet file, truncated or damaged: {e}") from e
 
 
@@ -203,11 +202,10 @@ def _batch(path: Path, report: ScoresReport, wanted: pa.Array | None, store: _St
     store(accession.filter(pa.array(good)), go[good], values[good])
 
 
-def _encoded(column: pa.Array) -> pa.DictionaryArray:
-    """Text, dictionary-encoded with int32 indices."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column.cast(pa.string()).dictionary_encode()
+def _encoded(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """The same text, whose dictionary has strings without repeats."""
+    words = column.dictionary.cast(pa.string()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(words.indices.take(column.indices), words.dictionary)
 
 
 def _column(path: Path, schema: pa.Schema, key: str) -> str:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from isal import igzip, isal_zlib
 
+from protea.core import limits
 from protea.errors import InputError, NotFoundError
 
 BLOCK_SIZE = 16 << 20
@@ -28,8 +29,8 @@ _FOREIGN = {b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\x00": "xz-compressed", b"
 class HashingReader(io.RawIOBase):
     """The uncompressed bytes of `raw` (a binary file that need not be seekable) with their SHA-256.
 
-    `name` is what errors call the file. Errors: InputError when it is truncated, damaged, unreadable or compressed
-    by something other than gzip.
+    `name` is what errors call the file. Errors: InputError when it is truncated, damaged, unreadable, compressed
+    by something other than gzip, or unpacks to far more than it is (`limits`).
     """
 
     def __init__(self, raw: BinaryIO, name: str) -> None:
@@ -38,6 +39,7 @@ class HashingReader(io.RawIOBase):
         buffered = io.BufferedReader(self._raw, 1 << 20)
         self._hash = hashlib.sha256()
         self._lock = threading.Lock()
+        self._limited, self._size = not limits.allowed(), 0
         self._stream: io.BufferedIOBase = buffered
         with _errors(self.name):
             head = buffered.peek(10)[:10]
@@ -68,6 +70,9 @@ class HashingReader(io.RawIOBase):
             while filled < len(view) and (n := self._stream.readinto(view[filled:])):
                 filled += n
         self._hash.update(view[:filled])
+        self._size += filled
+        if self._limited and self._size > limits.LARGE and self._size > limits.MAX_RATIO * self.consumed:
+            raise limits.too_large(self.name, self.consumed, self._size)
         return filled
 
     def close(self) -> None:

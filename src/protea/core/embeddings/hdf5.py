@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from h5py import h5d, h5l, h5o, h5s, h5t
 
+from protea.core import limits
 from protea.core.embeddings import source as common
 from protea.core.embeddings.source import Source
 from protea.errors import InputError
@@ -108,7 +109,10 @@ def _index(file: h5py.File, keys: list[bytes], places: list[int], path: Path, po
                 )
         if not shape or 0 in shape or len(shape) > 2 or not (pool or len(shape) == 1 or shape[0] == 1):
             raise InputError(common.per_residue_or(where, _text(key), shape or (), pool=True))
+        if shape[0] * shape[-1] * dataset.dtype.itemsize > limits.LARGE:
+            raise InputError(f"{where}: {_text(key)} has shape {shape}, too large for a matrix of one protein")
         if not index.keys:
+            common.check_width(shape[-1], where)
             index.dim = shape[-1]
         elif shape[-1] != index.dim:
             first = _text(index.keys[0])
@@ -178,7 +182,7 @@ def _blocks(path: Path, index: _Index) -> Iterator[tuple[np.ndarray, np.ndarray]
     plain = plain[np.argsort(offset[plain], kind="stable")]
     if plain.size:
         data = np.memmap(path, np.uint8, "r")
-        if offset[plain[-1]] + width > data.size:
+        if offset[plain[-1]] > data.size - width:
             raise InputError(f"{path}: truncated: {_text(index.keys[plain[-1]])} lies beyond the end of the file")
         windows = np.lib.stride_tricks.sliding_window_view(data, width)
         step = common.rows_per_block(index.dim, index.stored)
@@ -221,6 +225,9 @@ def _two_arrays(
         raise InputError(common.per_residue_or(where, key, matrix.shape))
     if ids.shape != matrix.shape[:1]:
         raise InputError(f"{where}: {id_key} has shape {ids.shape} but {key} has {matrix.shape}; one id for each row")
+    common.check_width(matrix.shape[1], where)
+    for name, dataset in ((id_key, ids), (key, matrix)):
+        limits.check_size(f"{where}: {name}", dataset.id.get_storage_size(), dataset.nbytes)
     texts_read = pa.array(ids[()].astype(object), pa.binary())
     step = common.rows_per_block(matrix.shape[1], dtype)
 
