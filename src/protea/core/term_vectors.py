@@ -186,11 +186,13 @@ def _frombuffer(raw: Any, dtype: _Dtype, shape: Any, order: str, *_: Any) -> _Ar
 class _Arrays(pickle._Unpickler):  # in C its list of remembered objects can be made huge
     """Unpickles dicts of strings and arrays, the latter as our own objects; any other name is refused unseen."""
 
+    read: Any  # set by load()
+
     def _bytearray8(self) -> None:
         """Reads what is there, where pickle makes room for what is promised."""
         self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
 
-    dispatch = pickle._Unpickler.dispatch | {pickle.BYTEARRAY8[0]: _bytearray8}  # noqa: RUF012
+    dispatch: Any = pickle._Unpickler.dispatch | {pickle.BYTEARRAY8[0]: _bytearray8}
 
     def __init__(self, file: Any, where: str, size: int) -> None:
         super().__init__(file)
