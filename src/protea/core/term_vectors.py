@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -186,13 +186,14 @@ def _frombuffer(raw: Any, dtype: _Dtype, shape: Any, order: str, *_: Any) -> _Ar
 class _Arrays(pickle._Unpickler):  # in C its list of remembered objects can be made huge
     """Unpickles dicts of strings and arrays, the latter as our own objects; any other name is refused unseen."""
 
-    read: Any  # set by load()
+    read: Any  # set by load(), and append
+    append: Any
 
     def _bytearray8(self) -> None:
         """Reads what is there, where pickle makes room for what is promised."""
         self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
 
-    dispatch: Any = pickle._Unpickler.dispatch | {pickle.BYTEARRAY8[0]: _bytearray8}
+    dispatch: ClassVar[Any] = pickle._Unpickler.dispatch | {pickle.BYTEARRAY8[0]: _bytearray8}
 
     def __init__(self, file: Any, where: str, size: int) -> None:
         super().__init__(file)
