@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import gzip
 import io
+import json
 import multiprocessing
 import os
 import random
@@ -45,7 +46,7 @@ from protea.core import (  # noqa: E402
     taxonomy,
     term_vectors,
 )
-from protea.core.embeddings import inspect_embeddings  # noqa: E402
+from protea.core.embeddings import inspect_embeddings, trial  # noqa: E402
 from protea.errors import ProteaError  # noqa: E402
 from worlds import World, random_world  # noqa: E402
 
@@ -268,7 +269,7 @@ def check(reader: str, path: Path) -> str | None:
     for outcome in found:
         if isinstance(outcome, str) and outcome.startswith("CRASH"):
             return outcome
-    if repr(found[0]) != repr(found[-1]):
+    if found[0] != found[-1] and repr(found[0]) != repr(found[-1]):  # NaN differs from itself
         return f"CRASH the block size matters:\n{found[0]!r:.3000}\n{found[-1]!r:.3000}"
     return None
 
@@ -287,8 +288,28 @@ def _outcome(read: Callable[[Path, int], Any], path: Path, block_size: int) -> A
         )
 
 
+def _fork(kind: str, path: Path) -> Any:
+    """`trial.ask`, ten times as fast."""
+    r, w = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.write(w, json.dumps(trial.answer(kind, str(path))).encode())
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    os.close(w)
+    with open(r, "rb") as f:
+        said = f.read()
+    if os.waitpid(pid, 0)[1]:
+        raise ValueError("no answer")
+    return json.loads(said)
+
+
 def _child(reader: str, jobs: Any, memory: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    trial.ask = _fork
     limits.LARGE = 1 << 24  # so that small files can be too large
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     path = Path(jobs.recv())

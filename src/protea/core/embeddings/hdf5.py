@@ -15,6 +15,7 @@ from h5py import h5d, h5l, h5o, h5s, h5t
 
 from protea.core import limits
 from protea.core.embeddings import source as common
+from protea.core.embeddings import trial
 from protea.core.embeddings.source import Source
 from protea.errors import InputError
 
@@ -47,6 +48,8 @@ def open_hdf5(path: Path, *, pool: bool = False) -> Source:
                 small = {key: dataset for key, dataset in opened if isinstance(dataset, h5d.DatasetID)}
                 texts = [key for key, dataset in small.items() if dataset.get_type().get_class() == h5t.STRING]
                 if texts:
+                    if any(small[key].get_type().is_variable_str() for key in texts):
+                        trial.ask("hdf5", path)
                     return _two_arrays(file, path, small, texts, skipped)
             index = _index(file, keys, places, path, pool)
     except DAMAGE as e:
@@ -126,7 +129,7 @@ def _index(file: h5py.File, keys: list[bytes], places: list[int], path: Path, po
         index.offset.append(-1 if offset is None or not direct or this_kind != kind else offset)
         index.length.append(1 if len(shape) == 1 else shape[0])
         if index.original or not index.keys:
-            _read_original_id(file, key, index)
+            _read_original_id(path, file, key, index)
         index.keys.append(key)
         if len(index.keys) == 1 and index.offset[0] >= 0 and not index.original and not file.userblock_size:
             known = _like_first(path, np.array(places), at, index.offset[0])
@@ -162,9 +165,12 @@ def _like_first(path: Path, places: np.ndarray, first: int, offset: int) -> list
     return out.tolist()
 
 
-def _read_original_id(file: h5py.File, key: bytes, index: _Index) -> None:
+def _read_original_id(path: Path, file: h5py.File, key: bytes, index: _Index) -> None:
     """bio_embeddings names its datasets 0, 1, ... or by checksum and keeps the FASTA header in an attribute."""
-    value = file[key].attrs.get("original_id")
+    attributes = file[key].attrs
+    if not index.keys and "original_id" in attributes:
+        trial.ask("hdf5", path)
+    value = attributes.get("original_id")
     if value is not None:
         index.original.append(value if isinstance(value, bytes) else str(value).encode())
 

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from protea.core import limits
 from protea.core.embeddings import source as common
+from protea.core.embeddings import trial
 from protea.core.embeddings.hdf5 import open_hdf5
 from protea.core.embeddings.source import Source
 from protea.errors import ConfigError, InputError, NotFoundError
@@ -183,9 +184,9 @@ def _parquet(path: Path) -> Source:
         lists = [f.name for f in schema if _is_list(f.type)]
         id_name = common.pick(texts, common.ID_NAMES, "accessions", where)
         read = [texts_of(column, where) for column in parquet_texts(path, id_name)]
-        keys = pa.concat_arrays(read or [pa.array([], pa.string())])
+        keys = pa.concat_arrays(read or [pa.array([], pa.binary())])
     except PARQUET_DAMAGE as e:
-        raise InputError(f"{where}: not a readable Parquet file, truncated or damaged: {e}") from e
+        raise InputError(f"{where}: not a readable Parquet file, truncated or damaged: {first_line(e)}") from e
     if lists:
         columns = [common.pick(lists, common.MATRIX_NAMES, "embeddings", where)]
         value_type = schema.field(columns[0]).type.value_type
@@ -210,36 +211,40 @@ def _parquet(path: Path) -> Source:
                 yield rows, _rows_of_batch(batch, ids[start : rows.stop], dim, stored, where)
                 start = rows.stop
         except PARQUET_DAMAGE as e:
-            raise InputError(f"{where}: row {start + 1} or later cannot be read, truncated or damaged: {e}") from e
+            raise InputError(
+                f"{where}: row {start + 1} or later cannot be read, truncated or damaged: {first_line(e)}"
+            ) from e
 
     dim = len(columns)
     if lists and len(ids):
         try:
-            first = next(file.iter_batches(1, columns=columns, use_threads=False)).column(0)
+            first = next(file.iter_batches(1, columns=columns, use_threads=False), None)
         except PARQUET_DAMAGE as e:
-            raise InputError(f"{where}: row 1 cannot be read, truncated or damaged: {e}") from e
-        dim = len(first[0]) if first[0].is_valid else 0
+            raise InputError(f"{where}: row 1 cannot be read, truncated or damaged: {first_line(e)}") from e
+        dim = len(first.column(0)[0]) if first is not None and first.column(0)[0].is_valid else 0
     common.check_width(dim, where)
     return Source(where, "parquet", ids, dim, stored, blocks)
 
 
-def open_parquet(path: Path, **how: Any) -> pq.ParquetFile:
+def first_line(e: BaseException) -> str:
+    """Of what a library says, which may be pages."""
+    return (str(e).strip() or type(e).__name__).split("\n")[0]
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
     """A Parquet file; InputError when its metadata promise far more than it is: dictionaries, run lengths and
     compression make any number of equal values of a few bytes. PARQUET_DAMAGE as Arrow's."""
-    file = pq.ParquetFile(path, buffer_size=1 << 20, **how)
-    size, found = path.stat().st_size, file.metadata
-    groups = [found.row_group(i) for i in range(found.num_row_groups)]
-    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-    limits.check_size(str(path), size, sum(max(0, chunk.total_uncompressed_size) for chunk in chunks))
-    limits.check_size(str(path), size, 4 * max((chunk.num_values for chunk in chunks), default=0))
-    limits.check_size(str(path), size, 4 * found.num_rows)
+    file = pq.ParquetFile(path, buffer_size=1 << 20)
+    uncompressed, values = trial.ask("parquet", path)
+    for unpacked in (uncompressed, 4 * values, 4 * file.metadata.num_rows):
+        limits.check_size(str(path), path.stat().st_size, unpacked)
     return file
 
 
 def parquet_texts(path: Path, *columns: str, also: Sequence[str] = (), rows: int = PARQUET_ROWS) -> Iterator[Any]:
     """Batches of `columns` as dictionary arrays, so that a long text repeated in a million rows is there once, and of
     the columns `also` as they are."""
-    file = open_parquet(path, read_dictionary=columns)
+    file = pq.ParquetFile(path, buffer_size=1 << 20, read_dictionary=columns)
     for batch in file.iter_batches(rows, columns=[*columns, *also], use_threads=False):
         found = [batch.column(name) for name in (*columns, *also)]
         yield found if len(found) > 1 else found[0]
@@ -250,7 +255,8 @@ def texts_of(column: pa.DictionaryArray, where: str) -> pa.Array:
     longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
     if longest > MAX_ID:
         raise InputError(f"{where}: an id of {longest:,} bytes")
-    return column.cast(column.type.value_type)
+    # binary: what is marked as text need not be UTF-8, and is checked only when it is made into text
+    return column.cast(column.type.value_type).cast(pa.binary())
 
 
 def _rows_of_batch(batch: pa.RecordBatch, ids: pa.Array, dim: int, dtype: np.dtype, where: str) -> np.ndarray:
