@@ -355,8 +355,16 @@ class Reader:
         self.ours.close()
 
 
-def fuzz(reader: str, minutes: float, seed: int, keep: Path, seconds: float, memory: int) -> dict[str, Any]:
-    """Fuzz one reader; {"executions", "refused"..., "crashes": message -> how often}."""
+def fuzz(
+    reader: str,
+    minutes: float,
+    seed: int,
+    keep: Path,
+    seconds: float = 20,
+    memory: int = 2 << 30,
+    at_most: int = 1 << 62,
+) -> dict[str, Any]:
+    """Fuzz one reader; {"executions": number, "crashes": message -> how often}."""
     chance, crashes, executions = random.Random(f"{reader} {seed}"), dict[str, int](), 0
     with tempfile.TemporaryDirectory() as place:
         pool = seeds(reader, Path(place) / "seeds")
@@ -364,7 +372,7 @@ def fuzz(reader: str, minutes: float, seed: int, keep: Path, seconds: float, mem
         path.write_bytes(pool[0])
         child: Reader | None = None
         end = time.monotonic() + 60 * minutes
-        while time.monotonic() < end:
+        while time.monotonic() < end and executions < at_most:
             child = child or Reader(reader, path, seconds, memory)
             data = mutate(chance.choice(pool), chance, pool)
             path.write_bytes(data)

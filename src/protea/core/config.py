@@ -23,6 +23,8 @@ SAFE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}$"
 
 MAX_FILE = 100_000
 """Bytes of a file of settings."""
+MAX_DOTS = 500
+"""In a line. Tables within tables (`a.a.a = 1`) take tomllib quadratic time: half a minute for MAX_FILE."""
 
 
 def _version(value: object) -> int | str:
@@ -203,6 +205,8 @@ def read_toml(path: Path) -> dict[str, Any]:
             data = f.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:
             raise ConfigError(f"{path}: more than {MAX_FILE:,} bytes: no file of settings")
+        if max(line.count(b".") for line in data.split(b"\n")) > MAX_DOTS:
+            raise ConfigError(f"{path}: a line with over {MAX_DOTS} dots: no file of settings")
         return tomllib.loads(data.decode())
     except FileNotFoundError:
         raise NotFoundError(f"{path}: no such file") from None

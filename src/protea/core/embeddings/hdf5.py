@@ -4,6 +4,7 @@ Called by `readers`. Links are listed, never followed: a soft or external link i
 live in another file (external storage, virtual datasets) are refused, so a file can only show what it holds itself.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,7 +113,7 @@ def _index(file: h5py.File, keys: list[bytes], places: list[int], path: Path, po
                 )
         if not shape or 0 in shape or len(shape) > 2 or not (pool or len(shape) == 1 or shape[0] == 1):
             raise InputError(common.per_residue_or(where, _text(key), shape or (), pool=True))
-        if shape[0] * shape[-1] * dataset.dtype.itemsize > limits.LARGE:
+        if math.prod(shape) * dataset.dtype.itemsize > limits.LARGE:
             raise InputError(f"{where}: {_text(key)} has shape {shape}, too large for a matrix of one protein")
         if not index.keys:
             common.check_width(shape[-1], where)
