@@ -129,6 +129,10 @@ class Soak:
         ingest.load_embeddings(self.settings, files["embeddings"]["npz"], name=name)
         for version, path in files["annotations"].items():
             ingest.load_annotations(self.settings, path, source=name, version=version, max_rejected=1)
+        if files["derived"]:
+            ingest.load_annotations(
+                self.settings, files["derived"], source=name, cut_dates=world.cut_dates, max_rejected=1
+            )
         loaders = {
             "taxonomy": ingest.load_taxonomy, "term_vectors": ingest.load_term_vectors,
             "interpro": ingest.load_interpro, "external_scores": ingest.load_scores,

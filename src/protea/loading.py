@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protea.catalog import INPUTS, AnnotationSet, Catalog, Input, open_catalog, storable
-from protea.errors import ConfigError, ConflictError, NotFoundError, StorageError
+from protea.errors import ConfigError, ConflictError, StorageError
 from protea.settings import Settings
 from protea.storage import ObjectStore
 
@@ -96,8 +96,10 @@ def accessions(store: ObjectStore, digest: str) -> Any:
 @contextlib.contextmanager
 def opened(settings: Settings, path: str | Path | None) -> Iterator[tuple[Catalog, ObjectStore]]:
     """The catalogue and the swept store of a load; errors of our own files and of the disk as StorageError."""
-    if path is not None and not Path(path).exists():
-        raise NotFoundError(f"{path}: there is no such file")
+    if path is not None:
+        from protea.core.textio import is_directory
+
+        is_directory(path)  # whether it is there
     try:
         with open_catalog(settings) as catalog:
             store = ObjectStore(settings.storage)

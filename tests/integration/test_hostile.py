@@ -394,7 +394,7 @@ NAMES = [
 
 @pytest.fixture
 def world_home(settings: Settings, tmp_path: Path) -> tuple[Settings, dict[str, Any]]:
-    files = random_world(3, size=8).write(tmp_path / "files")
+    files = random_world(3, size=12).write(tmp_path / "files")
     return settings, files
 
 
@@ -429,8 +429,10 @@ def test_names(world_home: tuple[Settings, dict[str, Any]], tmp_path: Path) -> N
             continue
         row = ingest.load_proteins(settings, path, name=f"p{i}").row
         assert row.source_file == name.encode("utf-8", "backslashreplace").decode()
-    with pytest.raises(UserError, match=r"File name too long|no such file|cannot be read"):
-        ingest.load_proteins(settings, tmp_path / ("x" * 300), name="long")
+    for load in (ingest.load_proteins, ingest.load_embeddings, ingest.load_taxonomy, ingest.load_scores):
+        for name, says in (("x" * 300, "File name too long"), ("a\0b", "null byte")):
+            with pytest.raises(InputError, match=says):
+                load(settings, tmp_path / name, name="bad")
     assert {p.name for p in settings.storage.iterdir()} <= {"objects", "tmp", "datasets", "alignments", "export_resume"}
 
 
@@ -448,7 +450,9 @@ def test_what_the_catalogue_cannot_hold(world_home: tuple[Settings, dict[str, An
     assert stats["databases"] == ["\\x00", "UniProtKB", "\\udcff"]
     ontology = tmp_path / "go.obo"
     ontology.write_bytes(files["ontology"].read_bytes().replace(b"releases/2020-01-01", b"releases/\x00\xff"))
-    assert ingest.load_ontology(settings, ontology).row.stats["version"].startswith("releases/\\x00")
+    name = ingest.load_ontology(settings, ontology).row.name
+    with open_catalog(settings) as catalog:
+        assert catalog.find("ontology", name).stats["version"] == "releases/\\x00ÿ"
 
 
 def test_the_command_line_says_names_in_one_line(tmp_path: Path) -> None:

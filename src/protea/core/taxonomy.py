@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numba import njit
 
-from protea.core.textio import HashingReader, blocks, open_text
+from protea.core.textio import HashingReader, blocks, is_directory, open_text
 from protea.errors import InputError, StorageError
 
 _FILES = {"nodes.dmp": ("tax_id", "parent"), "merged.dmp": ("old", "new"), "delnodes.dmp": ("tax_id",)}
@@ -125,7 +125,7 @@ class _Header(tarfile.TarInfo):
 
 def _members(path: Path, progress: Callable[[int], None] | None) -> Iterator[tuple[str, HashingReader]]:
     """(name as in _FILES, its reader) of the files of a taxdump that are ours, one after the other."""
-    if path.is_dir():
+    if is_directory(path):
         done = 0
         for name in _FILES:
             for file in (path / name, path / f"{name}.gz"):

@@ -7,6 +7,8 @@ more than a few blocks of the file, whatever its size.
 import gzip
 import hashlib
 import io
+import os
+import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +119,16 @@ def _errors(name: str) -> Iterator[None]:
         raise InputError(f"{name} is damaged: {e}", hint="fetch it again") from e
     except OSError as e:
         raise InputError(f"{name} cannot be read: {e.strerror or e}") from e
+
+
+def is_directory(path: str | Path) -> bool:
+    """Whether `path` is a directory. NotFoundError when it is not there, InputError when that cannot be told."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError) as e:
+        raise NotFoundError(f"{path}: there is no such file") from e
+    except (OSError, ValueError) as e:  # a name that is too long, or holds the character 0
+        raise InputError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
 
 
 def open_text(path: str | Path) -> HashingReader:

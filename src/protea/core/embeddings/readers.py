@@ -26,6 +26,7 @@ from protea.core.embeddings import source as common
 from protea.core.embeddings import trial
 from protea.core.embeddings.hdf5 import open_hdf5
 from protea.core.embeddings.source import Source
+from protea.core.textio import is_directory
 from protea.errors import ConfigError, InputError, NotFoundError
 
 PARQUET_ROWS = 4096
@@ -57,9 +58,7 @@ def open_source(path: Path, *, ids: str | os.PathLike[str] | None = None, pool: 
 
 
 def _format(path: Path) -> str:
-    if not path.exists():
-        raise NotFoundError(f"{path}: there is no such file")
-    if path.is_dir():
+    if is_directory(path):
         raise InputError(f"{path}: this is a directory; give one HDF5, NPZ, NPY or Parquet file")
     try:
         with path.open("rb") as f:
