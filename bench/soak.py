@@ -51,7 +51,7 @@ from protea import ingest  # noqa: E402
 from protea.catalog import Dataset, Job, JobEvent, Minijob, open_catalog, upgrade  # noqa: E402
 from protea.catalog.embedded import EmbeddedServer  # noqa: E402
 from protea.core.operations.export_research_dataset import read_manifest, whole  # noqa: E402
-from protea.errors import ProteaError  # noqa: E402
+from protea.errors import ProteaError, UserError  # noqa: E402
 from protea.jobs import rows  # noqa: E402
 from protea.jobs.local import submit  # noqa: E402
 from protea.settings import Settings  # noqa: E402
@@ -116,6 +116,7 @@ class Soak:
         (hook / "sitecustomize.py").write_text(SLOW_DISK)
         self.environment = {
             **os.environ, **self.settings.environment(), **(storage.environment if storage else {}),
+            "PYTHONDONTWRITEBYTECODE": "1",  # Python 3.11 makes half a module's cache of a full disk, and trips over it
             "PYTHONPATH": os.pathsep.join([str(hook), str(ROOT / "src")]),
         }  # fmt: skip
         self.worlds = [self._load(i) for i in range(worlds)]
@@ -293,6 +294,8 @@ class Round:
             self._limit(self.family(), 4096)
             time.sleep(0.05)
         self._limit(self.family(), resource.RLIM_INFINITY)
+        time.sleep(0.3)
+        self._limit(self.family(), resource.RLIM_INFINITY)  # a child that was being started in between
         return "disk full"
 
     @staticmethod
@@ -360,7 +363,9 @@ class Round:
         job = submit(settings=self.soak.settings, minijobs=self.way == "minijobs", **self.values).id
         of = self.chance.choice((1, 2, 2))
         retried = 0.0
-        for _ in self._moments():
+        for step, _ in enumerate(self._moments()):
+            if step % 5:
+                continue
             alive = [p for p in self.processes if p.poll() is None]
             if len(alive) < of:
                 if self.processes and len(self.processes) >= of:
@@ -438,7 +443,10 @@ def soak(place: Path, minutes: float, seed: int, log: Callable[[str], None], **h
     with soak_of(place, seed, **how) as made:
         end, number = time.monotonic() + 60 * minutes, 0
         while number == 0 or time.monotonic() < end:
-            Round(made, number, log).run()
+            try:
+                Round(made, number, log).run()
+            except UserError as e:  # settings that do not go with this world
+                log(f"round {number}: {e}")
             number += 1
         return made.tally
 
