@@ -145,7 +145,7 @@ def npz_headers(archive: zipfile.ZipFile, where: str) -> dict[str, NpyHeader]:
     """Shape, order and type of every array of an archive that is named .npy, by its name without that; nothing else
     of it is read. InputError for an archive that unpacks to far more than it is."""
     for info in archive.infolist():
-        limits.check_size(f"{where}: {info.filename[:100]}", info.compress_size, info.file_size)
+        limits.check_size(f"{where}: {info.filename[:100]!r}", info.compress_size, info.file_size)
     out = {}
     for info in archive.infolist():
         if info.filename.endswith(".npy"):
