@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protea.catalog import AnnotationSet, Catalog, Input, open_catalog
+from protea.catalog import AnnotationSet, Catalog, Input, open_catalog, storable
 from protea.core.fs import create
 from protea.errors import ConfigError, StorageError
 from protea.loading import (
@@ -282,7 +282,7 @@ def load_annotations(
                     identity=sha256_json({"file": file_identity, "cut_date": cut and cut.isoformat(), **options}),
                     object_digest=digest,
                     stats=s,
-                    source_file=Path(path).name,
+                    source_file=storable(Path(path).name),
                     source=source,
                     version=v,
                     derived_from_date=cut is not None,

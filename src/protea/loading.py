@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protea.catalog import INPUTS, AnnotationSet, Catalog, Input, open_catalog
+from protea.catalog import INPUTS, AnnotationSet, Catalog, Input, open_catalog, storable
 from protea.core.fs import advice
-from protea.errors import ConfigError, ConflictError, InputError, NotFoundError, StorageError
+from protea.errors import ConfigError, ConflictError, InputError, StorageError
 from protea.settings import Settings
 from protea.storage import ObjectStore
 
@@ -79,7 +79,7 @@ def load_file(
             identity=identity,
             object_digest=identity,
             stats=found.stats | ({"restricted_to": proteins} if subset else {}),
-            source_file=Path(path).name if path is not None else "",
+            source_file=storable(Path(path).name) if path is not None else "",
             **(found.columns or {}),
         )
         return commit(catalog, store, tmp, [row])
@@ -96,8 +96,10 @@ def accessions(store: ObjectStore, digest: str) -> Any:
 @contextlib.contextmanager
 def opened(settings: Settings, path: str | Path | None) -> Iterator[tuple[Catalog, ObjectStore]]:
     """The catalogue and the swept store of a load; errors of our own files and of the disk as StorageError."""
-    if path is not None and not Path(path).exists():
-        raise NotFoundError(f"{path}: there is no such file")
+    if path is not None:
+        from protea.core.textio import is_directory
+
+        is_directory(path)  # whether it is there
     try:
         with open_catalog(settings) as catalog:
             store = ObjectStore(settings.storage)

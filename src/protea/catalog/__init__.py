@@ -6,6 +6,7 @@ the models and, only when the tables are not current, Alembic.
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -313,8 +314,25 @@ def _engine(url: URL, lease: float) -> Engine:
     idle = f"-c idle_in_transaction_session_timeout={max(1, round(lease * 1000))}"
     defaults = {"connect_timeout": "10", "application_name": "protea", "options": idle}
     return create_engine(
-        url, pool_pre_ping=True, connect_args={k: v for k, v in defaults.items() if k not in url.query}
+        url,
+        pool_pre_ping=True,
+        json_serializer=lambda value: json.dumps(_storable(value)),
+        connect_args={k: v for k, v in defaults.items() if k not in url.query},
     )
+
+
+def _storable(value: Any) -> Any:
+    """A JSON value without what PostgreSQL takes in no text: the character 0, and halves of surrogate pairs (bytes of a
+    file's name that are not UTF-8). They become Python escapes."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {_storable(k): _storable(v) for k, v in value.items()}
+    return [_storable(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def storable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", r"\x00")
 
 
 def _masked(url: URL) -> str:

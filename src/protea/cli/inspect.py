@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from protea.cli.load import words
+from protea.cli.load import AllowLarge, words
 from protea.cli.output import tree, write_json
 from protea.cli.progress import file_size, reading
 from protea.errors import ConfigError
@@ -63,8 +63,11 @@ def inspect(
     ids: Annotated[Path | None, typer.Option(help="embeddings, NPY: a text file of accessions.")] = None,
     pool: Annotated[str | None, typer.Option(metavar="mean", help="embeddings: average per-residue matrices.")] = None,
     interpro2go: Annotated[Path | None, typer.Option(help="interpro, protein2ipr: InterPro's mapping to GO.")] = None,
+    allow_large: AllowLarge = False,
 ) -> None:
     """Say what a file holds and what is wrong with it, loading nothing."""
+    from protea.core.limits import large_allowed
+
     belongs = {"resolve": Kind.ontology, "closure": Kind.ontology, "databases": Kind.annotations}
     belongs |= {"ids": Kind.embeddings, "pool": Kind.embeddings, "interpro2go": Kind.interpro}
     given = {"resolve": resolve, "closure": closure, "databases": databases, "ids": ids, "pool": pool}
@@ -72,7 +75,7 @@ def inspect(
     for option, value in given.items():
         if value and belongs[option] != kind:
             raise ConfigError(f"--{option} goes with {belongs[option]}, not with {kind}")
-    with reading(f"inspect {file.name}", file_size(file)) as progress:
+    with large_allowed(allow_large), reading(f"inspect {file.name}", file_size(file)) as progress:
         report = _READ[kind](file, progress, detail, given)
     if json:
         write_json(report)

@@ -15,6 +15,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=Fa
 Name = Annotated[str | None, typer.Option(help="Its name; the default is the release's label, else the file's stem.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 MaxRejected = Annotated[float, typer.Option(help="The share of malformed rows that is accepted.")]
+AllowLarge = Annotated[bool, typer.Option("--allow-large", help="Let it unpack to any size.")]
 Only = Annotated[str | None, typer.Option(help="Keep only rows of this loaded protein set.")]
 
 
@@ -23,9 +24,11 @@ def _group() -> None:
     """Load an input: the same bytes again are recognised, another file under a taken name is refused."""
 
 
-def load(file: Path, json: bool, how: Callable[[Callable[[int], None]], Any]) -> None:
+def load(file: Path, json: bool, allow_large: bool, how: Callable[[Callable[[int], None]], Any]) -> None:
     """Run a load with progress, and say what it did."""
-    with reading(f"load {file.name}", file_size(file)) as progress:
+    from protea.core.limits import large_allowed
+
+    with large_allowed(allow_large), reading(f"load {file.name}", file_size(file)) as progress:
         result = how(progress)
     tell(result, json)
 
@@ -47,12 +50,15 @@ def tell(result: Any, json: bool) -> None:
 
 @app.command()
 def ontology(
-    file: Annotated[Path, typer.Argument(help="A GO release, OBO format.")], name: Name = None, json: Json = False
+    file: Annotated[Path, typer.Argument(help="A GO release, OBO format.")],
+    name: Name = None,
+    allow_large: AllowLarge = False,
+    json: Json = False,
 ) -> None:
     """Load a GO release (OBO, plain or gzipped)."""
     from protea.ingest import load_ontology
 
-    load(file, json, lambda progress: load_ontology(read_settings(), file, name=name, progress=progress))
+    load(file, json, allow_large, lambda progress: load_ontology(read_settings(), file, name=name, progress=progress))
 
 
 @app.command()
@@ -67,6 +73,7 @@ def annotations(
     databases: Annotated[str, typer.Option(metavar="A,B,...", help="The databases (column 1) to keep.")] = "UniProtKB",
     max_rejected: MaxRejected = 0.01,
     name: Annotated[str | None, typer.Option(help="Its name; the default is SOURCE:VERSION.")] = None,
+    allow_large: AllowLarge = False,
     json: Json = False,
 ) -> None:
     """Load an annotation release (GAF, plain or gzipped)."""
@@ -75,6 +82,7 @@ def annotations(
     load(
         file,
         json,
+        allow_large,
         lambda progress: load_annotations(
             read_settings(),
             file,
@@ -92,12 +100,15 @@ def annotations(
 
 @app.command()
 def proteins(
-    file: Annotated[Path, typer.Argument(help="Sequences, FASTA.")], name: Name = None, json: Json = False
+    file: Annotated[Path, typer.Argument(help="Sequences, FASTA.")],
+    name: Name = None,
+    allow_large: AllowLarge = False,
+    json: Json = False,
 ) -> None:
     """Load protein sequences (FASTA, plain or gzipped)."""
     from protea.ingest import load_proteins
 
-    load(file, json, lambda progress: load_proteins(read_settings(), file, name=name, progress=progress))
+    load(file, json, allow_large, lambda progress: load_proteins(read_settings(), file, name=name, progress=progress))
 
 
 @app.command()
@@ -106,6 +117,7 @@ def embeddings(
     name: Name = None,
     ids: Annotated[Path | None, typer.Option(help="For NPY: a text file of accessions, one a line.")] = None,
     pool: Annotated[str | None, typer.Option(metavar="mean", help="Average per-residue matrices (HDF5).")] = None,
+    allow_large: AllowLarge = False,
     json: Json = False,
 ) -> None:
     """Load embeddings, one vector a protein."""
@@ -114,6 +126,7 @@ def embeddings(
     load(
         file,
         json,
+        allow_large,
         lambda progress: load_embeddings(read_settings(), file, name=name, ids=ids, pool=pool, progress=progress),
     )
 
@@ -122,12 +135,13 @@ def embeddings(
 def taxonomy(
     file: Annotated[Path, typer.Argument(help="A directory with nodes.dmp and others, or a .tar.gz of it.")],
     name: Name = None,
+    allow_large: AllowLarge = False,
     json: Json = False,
 ) -> None:
     """Load an NCBI taxdump."""
     from protea.ingest import load_taxonomy
 
-    load(file, json, lambda progress: load_taxonomy(read_settings(), file, name=name, progress=progress))
+    load(file, json, allow_large, lambda progress: load_taxonomy(read_settings(), file, name=name, progress=progress))
 
 
 @app.command("term-vectors")
@@ -135,6 +149,7 @@ def term_vectors(
     file: Annotated[Path, typer.Argument(help="Vectors of GO ids: NPZ or word2vec text.")],
     name: Name = None,
     max_rejected: MaxRejected = 0.01,
+    allow_large: AllowLarge = False,
     json: Json = False,
 ) -> None:
     """Load vectors of GO terms, such as Anc2Vec's."""
@@ -143,6 +158,7 @@ def term_vectors(
     load(
         file,
         json,
+        allow_large,
         lambda progress: load_term_vectors(
             read_settings(), file, name=name, max_rejected=max_rejected, progress=progress
         ),
@@ -156,6 +172,7 @@ def interpro(
     interpro2go: Annotated[Path | None, typer.Option(help="InterPro's mapping to GO, for protein2ipr.")] = None,
     proteins: Only = None,
     max_rejected: MaxRejected = 0.01,
+    allow_large: AllowLarge = False,
     json: Json = False,
 ) -> None:
     """Load the GO terms of proteins' InterPro matches."""
@@ -164,6 +181,7 @@ def interpro(
     load(
         file,
         json,
+        allow_large,
         lambda progress: load_interpro(
             read_settings(),
             file,
@@ -182,6 +200,7 @@ def scores(
     name: Name = None,
     proteins: Only = None,
     max_rejected: MaxRejected = 0.01,
+    allow_large: AllowLarge = False,
     json: Json = False,
 ) -> None:
     """Load another predictor's scores."""
@@ -190,6 +209,7 @@ def scores(
     load(
         file,
         json,
+        allow_large,
         lambda progress: load_scores(
             read_settings(), file, name=name, proteins=proteins, max_rejected=max_rejected, progress=progress
         ),
@@ -201,6 +221,7 @@ def ia(
     file: Annotated[Path, typer.Argument(help="GO id and information accretion, text.")],
     name: Name = None,
     max_rejected: MaxRejected = 0.01,
+    allow_large: AllowLarge = False,
     json: Json = False,
 ) -> None:
     """Load the information accretion of GO terms."""
@@ -209,6 +230,7 @@ def ia(
     load(
         file,
         json,
+        allow_large,
         lambda progress: load_ia(read_settings(), file, name=name, max_rejected=max_rejected, progress=progress),
     )
 

@@ -107,7 +107,7 @@ def read_gaf(
     rows are only counted (see `check_rejected`).
     """
     report = GafReport(str(path), taxa={} if detail else None)
-    accepted = [d.encode() for d in databases]
+    accepted = [d.encode(errors="surrogateescape") for d in databases]  # the shell's bytes
     names = np.frombuffer(b"".join(accepted), np.uint8)
     ends = np.cumsum([len(d) for d in accepted], dtype=np.int64)
     offsets, words = bytes_of(proteins if proteins is not None else pa.array([], pa.string()))

@@ -21,6 +21,12 @@ from . import evidence
 SAFE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}$"
 
 
+MAX_FILE = 100_000
+"""Bytes of a file of settings."""
+MAX_DOTS = 500
+"""In a line. Tables within tables (`a.a.a = 1`) take tomllib quadratic time: half a minute for MAX_FILE."""
+
+
 def _version(value: object) -> int | str:
     """A release label: an integer or an ISO date (given as integer, string or date)."""
     if isinstance(value, bool | datetime):
@@ -46,7 +52,7 @@ def _codes(value: object) -> object:
     if isinstance(value, list | tuple):
         unknown = [v for v in value if v not in evidence.CODES]
         if unknown or not value:
-            raise ValueError(f"evidence codes are {' '.join(evidence.CODES)}; got {list(value)!r}")
+            raise ValueError(f"evidence codes are {' '.join(evidence.CODES)}; got {_shown(list(value))}")
         return [c for c in evidence.CODES if c in value]
     return value
 
@@ -108,14 +114,14 @@ class ExportConfig(BaseModel):
     def _check(self) -> "ExportConfig":
         versions = [*self.train_versions, *self.test_versions]
         if len({type(v) for v in versions}) > 1:
-            raise ValueError(f"versions are all integers or all dates, not mixed: {versions}")
+            raise ValueError(f"versions are all integers or all dates, not mixed: {_shown(versions)}")
         for which, part in (("train_versions", self.train_versions), ("test_versions", self.test_versions)):
             if any(not a < b for a, b in itertools.pairwise(part)):  # type: ignore[operator]
-                raise ValueError(f"{which} must ascend without repeats: {part}")
+                raise ValueError(f"{which} must ascend without repeats: {_shown(part)}")
         if not self.train_versions[-1] < self.test_versions[0]:  # type: ignore[operator]
             raise ValueError(
-                f"every test version must come after the last train version {self.train_versions[-1]}: "
-                f"{self.test_versions}"
+                f"every test version must come after the last train version {_shown(self.train_versions[-1])}: "
+                f"{_shown(self.test_versions)}"
             )
         for switch, table in REQUIRES.items():
             if getattr(self, switch) and getattr(self, table) is None:
@@ -151,8 +157,17 @@ def parse(settings: Mapping[str, Any], where: str = "settings") -> ExportConfig:
         raise ConfigError(f"{where}: " + "; ".join(dict.fromkeys(_problem(err) for err in e.errors()))) from None
 
 
+def _shown(value: object) -> str:
+    """A value for a message: short, however long or deep it is."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} nested deeply"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def _problem(err: Any) -> str:
-    key = ".".join(str(p) for p in err["loc"][:1])
+    key = ".".join(str(p) for p in err["loc"][:1])[:100]
     if err["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, ExportConfig.model_fields, n=1, cutoff=0.0)
         return f"unknown setting {key!r} (did you mean {near[0]!r}?)"
@@ -162,10 +177,10 @@ def _problem(err: Any) -> str:
         message = err["msg"].removeprefix("Value error, ")
         return f"{key}: {message}" if key else message
     if err["type"] == "string_pattern_mismatch":
-        return f"{key}: {err['input']!r} is not a name (1 to 100 letters, digits and . _ + -, not starting with a dot)"
+        return f"{key}: {_shown(err['input'])} is not a name (1 to 100 letters, digits and . _ + -, not starting with a dot)"
     if err["type"] in ("greater_than_equal", "less_than_equal", "finite_number", "too_short"):
-        return f"{key}: {err['msg']}, got {err['input']!r}"
-    return f"{key} must be {_expected(ExportConfig.model_fields[key].annotation)}, got {err['input']!r}"
+        return f"{key}: {err['msg']}, got {_shown(err['input'])}"
+    return f"{key} must be {_expected(ExportConfig.model_fields[key].annotation)}, got {_shown(err['input'])}"
 
 
 def _expected(annotation: Any) -> str:
@@ -186,12 +201,20 @@ def _expected(annotation: Any) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file, unchecked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as f:
+            data = f.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            raise ConfigError(f"{path}: more than {MAX_FILE:,} bytes: no file of settings")
+        if max(line.count(b".") for line in data.split(b"\n")) > MAX_DOTS:
+            raise ConfigError(f"{path}: a line with over {MAX_DOTS} dots: no file of settings")
+        return tomllib.loads(data.decode())
     except FileNotFoundError:
         raise NotFoundError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as e:
         raise InputError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as e:
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: nested too deeply") from None
+    except (tomllib.TOMLDecodeError, ValueError) as e:  # ValueError: a date that is none, a number of 5,000 digits
         raise ConfigError(f"{path}: not valid TOML: {e}") from None
 
 

@@ -197,6 +197,7 @@ def read_blocks(
     if separator == CAFA and not ended:
         raise InputError(f"{reader.name}: the last line is not END: the file is cut off", hint="fetch it again")
     report.sha256 = reader.sha256
+    report.problems.sort()
     if not report.rows:
         raise InputError(f"{reader.name}: there is no row in it", hint="is it the right file, and whole?")
 

@@ -25,9 +25,15 @@ _LINE = re.compile(
 _VALUE = re.compile(r"([^\s!{]+)\s*(?:[{!].*)?")
 _RELATION = re.compile(r"([^\s!{]+)\s+([^\s!{]+)\s*(?:[{!].*)?")
 # What may follow a free text: a trailing modifier, a comment.
-_TRAILER = re.compile(r'(?:\s+\{[^{}"]*=".*"\s*\})?(?:\s+!.*)?$')
+# (Three patterns, each one pass over the text: one for all of it takes quadratic time on blanks and braces.)
+_COMMENT = re.compile(r"(?<!\s)\s+!")
+_MODIFIER = re.compile(r'(?<!\s)\s+\{[^{}"]*="')
+_MODIFIER_END = re.compile(r'"\s*\}(?=\s+!|$)')
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n", "W": " ", "t": "\t"}
+
+MAX_LINES = 1_000_000
+"""Lines of one stanza that are read; the longest of a GO release has some hundreds."""
 
 Clause = tuple[str, str, int]  # tag, value as it stands, line
 
@@ -121,6 +127,10 @@ def _stanzas(
             stanza, tag, value = m.groups()
             if tag is not None:
                 clauses.append((tag.decode(), _decode(value), line))
+                if len(clauses) > MAX_LINES:
+                    raise InputError(
+                        f"{reader.name}, line {start}: a stanza with over {MAX_LINES:,} lines of its graph"
+                    )
             else:
                 yield kind, start, clauses
                 kind, start, clauses = _decode(stanza).strip(), line, []
@@ -140,10 +150,17 @@ def _decode(raw: bytes) -> str:
 def _text(raw: str) -> str:
     """A free text without modifier and comment, its escapes undone."""
     if "!" in raw or "{" in raw:
-        raw = _TRAILER.sub("", raw, count=1)
+        raw = raw[: _trailer(raw)]
     if "\\" in raw:
         raw = _ESCAPE.sub(lambda m: _ESCAPES.get(m[1], m[1]), raw)
     return raw.strip()
+
+
+def _trailer(raw: str) -> int:
+    """Where a modifier or comment begins that goes on to the end of the text."""
+    comment = m.start() if (m := _COMMENT.search(raw)) else len(raw)
+    end = max((m.start() for m in _MODIFIER_END.finditer(raw)), default=-1)
+    return min(comment, next((m.start() for m in _MODIFIER.finditer(raw, 0, end)), len(raw)))
 
 
 def _value(path: str | Path, clause: Clause) -> str:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
+from protea.core import limits
 from protea.core.textio import HashingReader, blocks, open_text
 from protea.errors import InputError
 
@@ -118,6 +119,11 @@ def _whole_records(reader: HashingReader, progress: Callable[[int], None] | None
             line += int(np.count_nonzero(whole == 10))
         else:
             parts.append(block)
+            if sum(map(len, parts)) > limits.MAX_RECORD:
+                raise InputError(
+                    f"{reader.name}, line {line}: a record longer than {limits.MAX_RECORD:,} bytes",
+                    hint="is it a protein?",
+                )
         if progress:
             progress(reader.consumed)
     yield np.frombuffer(b"".join(parts), np.uint8), line

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from protea.core import delimited, fs, spans
 from protea.core.delimited import TableReport
+from protea.core.embeddings.readers import MAX_ID, PARQUET_DAMAGE, first_line, open_parquet, parquet_texts
 from protea.core.textio import BLOCK_SIZE, open_text
 from protea.errors import InputError
 
@@ -143,15 +143,15 @@ def _parquet(
     wanted = proteins.cast(pa.string()) if proteins is not None else None
     size = path.stat().st_size
     with _readable(path):
-        file = pq.ParquetFile(path)
+        file = open_parquet(path)
         names = [_column(path, file.schema_arrow, key) for key in _NAMES]
-        batches = file.iter_batches(_BATCH, columns=names)
+    batches = parquet_texts(path, *names[:2], also=names[2:], rows=_BATCH)
     while True:
         with _readable(path):
-            batch = next(batches, None)
-        if batch is None:
-            break
-        columns = [batch.column(batch.schema.get_field_index(name)) for name in names]
+            columns = next(batches, None)
+            if columns is None:
+                break
+            columns[:2] = [_encoded(path, column) for column in columns[:2]]
         _batch(path, report, wanted, store, columns)
         if progress is not None:
             progress(size * report.rows // max(file.metadata.num_rows, 1))
@@ -164,15 +164,15 @@ def _parquet(
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as e:
-        raise InputError(f"{path}: not a readable Parquet file, truncated or damaged: {e}") from e
+    except PARQUET_DAMAGE as e:
+        raise InputError(f"{path}: not a readable Parquet file, truncated or damaged: {first_line(e)}") from e
 
 
 def _batch(path: Path, report: ScoresReport, wanted: pa.Array | None, store: _Store, columns: list[pa.Array]) -> None:
     """Check and store a batch of a Parquet file; its rows count from 1."""
     first = report.rows + 1
     report.rows += len(columns[0])
-    names, ids = (_encoded(column) for column in columns[:2])
+    names, ids = columns[:2]
     words = pc.replace_substring_regex(names.dictionary, r"^(?:sp|tr)\|([^|]*).*$", r"\1")
     accession = pa.DictionaryArray.from_arrays(names.indices, words)
     no_name = pc.fill_null(pc.equal(words.take(names.indices), ""), True).to_numpy(zero_copy_only=False)
@@ -203,11 +203,12 @@ def _batch(path: Path, report: ScoresReport, wanted: pa.Array | None, store: _St
     store(accession.filter(pa.array(good)), go[good], values[good])
 
 
-def _encoded(column: pa.Array) -> pa.DictionaryArray:
-    """Text, dictionary-encoded with int32 indices."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column.cast(pa.string()).dictionary_encode()
+def _encoded(path: Path, column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """The same text, whose dictionary has strings without repeats."""
+    if (longest := pc.max(pc.binary_length(column.dictionary)).as_py() or 0) > MAX_ID:
+        raise InputError(f"{path}: an accession or a GO id of {longest:,} bytes")
+    words = column.dictionary.cast(pa.binary()).cast(pa.string()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(words.indices.take(column.indices), words.dictionary)
 
 
 def _column(path: Path, schema: pa.Schema, key: str) -> str:

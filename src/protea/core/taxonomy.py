@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 from numba import njit
 
 from protea.core import fs
-from protea.core.textio import HashingReader, blocks, open_text
+from protea.core.textio import HashingReader, blocks, is_directory, open_text
 from protea.errors import InputError, StorageError
 
 _FILES = {"nodes.dmp": ("tax_id", "parent"), "merged.dmp": ("old", "new"), "delnodes.dmp": ("tax_id",)}
+MAX_HEADER = 1 << 20
+"""Bytes of a long name or of extended headers in a tar archive."""
 _HINT = "give the directory of an NCBI taxdump, or taxdump.tar.gz"
 
 
@@ -112,9 +114,20 @@ def read_taxdump(path: str | Path, progress: Callable[[int], None] | None = None
     return Taxonomy(*tables), report
 
 
+class _Header(tarfile.TarInfo):
+    """A member's header, checked before tarfile reads all of a long name or of extended headers into memory."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        found = super().frombuf(buf, encoding, errors)
+        if not (found.isreg() or found.isdir()) and not 0 <= found.size <= MAX_HEADER:
+            raise tarfile.ReadError(f"a header of {found.size:,} bytes")
+        return found
+
+
 def _members(path: Path, progress: Callable[[int], None] | None) -> Iterator[tuple[str, HashingReader]]:
     """(name as in _FILES, its reader) of the files of a taxdump that are ours, one after the other."""
-    if path.is_dir():
+    if is_directory(path):
         done = 0
         for name in _FILES:
             for file in (path / name, path / f"{name}.gz"):
@@ -127,15 +140,16 @@ def _members(path: Path, progress: Callable[[int], None] | None) -> Iterator[tup
         return
     with open_text(path) as archive:
         try:
-            with tarfile.open(fileobj=archive, mode="r|") as tar:
+            with tarfile.open(fileobj=archive, mode="r|", tarinfo=_Header) as tar:
                 for member in tar:
+                    tar.members.clear()  # type: ignore[attr-defined]  # it keeps a list of what has passed
                     name = Path(member.name).name.removesuffix(".gz")
                     if name in _FILES and (raw := tar.extractfile(member)) is not None:
                         with HashingReader(raw, f"{path}, {name}") as reader:  # type: ignore[arg-type]  # reads bytes
                             yield name, reader
                     if progress:
                         progress(archive.consumed)
-        except tarfile.TarError as e:
+        except (tarfile.TarError, RecursionError, ValueError, OverflowError) as e:
             raise InputError(f"{path} is no tar archive, or a damaged one: {e}", hint=_HINT) from e
 
 

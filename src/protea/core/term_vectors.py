@@ -7,19 +7,18 @@ dict of arrays: it is read by an unpickler that knows numpy's arrays and looks u
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy import _core
 
-from protea.core import delimited, fs, spans
+from protea.core import delimited, fs, limits, spans
 from protea.core.delimited import TableReport
-from protea.core.embeddings.readers import NPZ_DAMAGE
+from protea.core.embeddings.readers import NPZ_DAMAGE, npy_header, npz_headers
 from protea.core.embeddings.source import ID_NAMES, MATRIX_NAMES, float_dtype, listed, pick
 from protea.core.textio import BLOCK_SIZE, open_text
 from protea.errors import InputError
@@ -133,15 +132,16 @@ def _text(
 def _npz(path: Path, report: TermVectorsReport) -> tuple[np.ndarray, np.ndarray]:
     report.format = "npz"
     try:
-        with path.open("rb") as f, np.load(f, allow_pickle=False) as archive:
-            if any(_GO.fullmatch(name) for name in archive.files):
-                names, matrix = _by_name(path, archive)
+        with zipfile.ZipFile(path) as archive:
+            heads = npz_headers(archive, str(path))
+            if any(dtype.hasobject for _, _, dtype in heads.values()):
+                names, matrix = _pickled(path)
+            elif any(_GO.fullmatch(name) for name in heads):
+                names, matrix = _by_name(path, _arrays(archive, heads))
             else:
-                names, matrix = _ids_and_matrix(path, archive)
+                names, matrix = _ids_and_matrix(path, _arrays(archive, heads))
     except NPZ_DAMAGE as e:
-        if "Object arrays" not in str(e) and "allow_pickle" not in str(e):
-            raise InputError(f"{path}: not a readable .npz archive, truncated or damaged: {e}") from e
-        names, matrix = _pickled(path)
+        raise InputError(f"{path}: not a readable .npz archive, truncated or damaged: {e}") from e
     report.file_dtype = str(matrix.dtype)
     report.rows = len(matrix)
     if not report.rows:
@@ -156,54 +156,102 @@ def _npz(path: Path, report: TermVectorsReport) -> tuple[np.ndarray, np.ndarray]
     return ids[ids >= 0], matrix[ids >= 0]
 
 
-class _Arrays(pickle.Unpickler):
-    """Unpickles dicts of strings and numpy arrays; any other name in the stream is refused before it is looked up."""
+class _Dtype:
+    """Stands for numpy's dtype in a pickle, whose own state could make a type that points anywhere into memory."""
+
+    def __init__(self, name: str, *_: Any) -> None:
+        if not isinstance(name, str) or not re.fullmatch(r"[<>=|]?[fiuSUO][0-9]{0,4}", name):
+            raise pickle.UnpicklingError(f"it would use the type {name!r}")
+        self.type = np.dtype(name)
+
+    def __setstate__(self, state: Any) -> None:
+        if state[1] == ">":
+            self.type = self.type.newbyteorder(">")
+
+
+class _Array:
+    """Stands for an array in a pickle. `value`: the array; of objects, the list of them."""
+
+    value: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        shape, dtype, fortran, raw = state[-4:]
+        self.value = raw if dtype.type.hasobject else _frombuffer(raw, dtype, shape, "F" if fortran else "C").value
+
+
+def _frombuffer(raw: Any, dtype: _Dtype, shape: Any, order: str, *_: Any) -> _Array:
+    made = _Array()
+    made.value = np.frombuffer(raw, dtype.type).reshape(shape, order="F" if order == "F" else "C")
+    return made
+
+
+class _Arrays(pickle._Unpickler):  # in C its list of remembered objects can be made huge
+    """Unpickles dicts of strings and arrays, the latter as our own objects; any other name is refused unseen."""
+
+    read: Any  # set by load(), and append
+    append: Any
+
+    def _bytearray8(self) -> None:
+        """Reads what is there, where pickle makes room for what is promised."""
+        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
+
+    dispatch: ClassVar[Any] = pickle._Unpickler.dispatch | {pickle.BYTEARRAY8[0]: _bytearray8}
+
+    def __init__(self, file: Any, where: str, size: int) -> None:
+        super().__init__(file)
+        self._where, self._size, self._made = where, size, 0
+
+    def _latin1(self, text: str, encoding: str) -> bytes:
+        """How pickles of old protocols write the bytes of an array."""
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"it would use the encoding {encoding}")
+        self._made += len(text)
+        limits.check_size(self._where, self._size, self._made)
+        return text.encode("latin1")
 
     def find_class(self, module: str, name: str) -> Any:
-        numeric: Any = _core.numeric  # what numpy itself names in a pickle, although it does not declare it
-        known = {
-            "_reconstruct": _core.multiarray._reconstruct,
-            "_frombuffer": numeric._frombuffer,
-            "scalar": _core.multiarray.scalar,
-            "ndarray": np.ndarray,
-            "dtype": np.dtype,
-            "encode": _latin1,
+        known: dict[str, Any] = {
+            "_reconstruct": lambda *_: _Array(),
+            "_frombuffer": _frombuffer,
+            "scalar": lambda dtype, raw: np.frombuffer(raw, dtype.type)[0],
+            "ndarray": _Array,
+            "dtype": _Dtype,
+            "encode": self._latin1,
         }
         if re.fullmatch(r"numpy(\._?core\.(multiarray|numeric))?|_codecs", module) and name in known:
             return known[name]
         raise pickle.UnpicklingError(f"it would use {module}.{name}")
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    """How pickles of old protocols write the bytes of an array."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it would use the encoding {encoding}")
-    return text.encode("latin1")
-
-
 def _pickled(path: Path) -> tuple[pa.Array, np.ndarray]:
     """Anc2Vec's archive: one object array that holds a dict of GO id and vector."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as f:
-            version = np.lib.format.read_magic(f)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            read(f)
-            held = _Arrays(f).load()
-        found = held.item() if isinstance(held, np.ndarray) and held.ndim == 0 else held
+            npy_header(f, archive.infolist()[0].file_size)
+            held = _Arrays(f, str(path), path.stat().st_size).load()
+        held = held.value if isinstance(held, _Array) else held
+        found = held[0] if isinstance(held, list) and len(held) == 1 else held
         if not isinstance(found, dict) or not all(isinstance(k, str) for k in found):
             raise pickle.UnpicklingError("it holds no dict of GO id and vector")
-        vectors = [np.asarray(v) for v in found.values()]
+        vectors = [np.asarray(v.value if isinstance(v, _Array) else v) for v in found.values()]
         if len({v.shape for v in vectors}) != 1 or vectors[0].ndim != 1 or vectors[0].dtype.kind != "f":
             raise pickle.UnpicklingError("its vectors are not all of one dimension")
         return pa.array(list(found), pa.string()), np.stack(vectors)
-    except (pickle.UnpicklingError, *NPZ_DAMAGE, AttributeError, TypeError, IndexError, MemoryError) as e:
+    except (pickle.UnpicklingError, *NPZ_DAMAGE, AttributeError, IndexError) as e:
         raise InputError(f"{path} holds pickled objects that are not loaded: {e}", hint=_ADVICE) from e
 
 
-def _by_name(path: Path, archive: np.lib.npyio.NpzFile) -> tuple[pa.Array, np.ndarray]:
+def _arrays(archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, np.ndarray]:
+    def read(name: str) -> np.ndarray:
+        with archive.open(f"{name}.npy") as f:
+            return np.asarray(np.lib.format.read_array(f, allow_pickle=False))
+
+    return {name: read(name) for name in names}
+
+
+def _by_name(path: Path, arrays: dict[str, np.ndarray]) -> tuple[pa.Array, np.ndarray]:
     """An archive with one vector an id."""
-    names = list(archive.files)
-    vectors = [archive[name] for name in names]
+    names, vectors = list(arrays), list(arrays.values())
     for name, vector in zip(names, vectors, strict=True):
         if vector.shape != vectors[0].shape or vector.ndim != 1 or not len(vector):
             raise InputError(
@@ -213,8 +261,7 @@ def _by_name(path: Path, archive: np.lib.npyio.NpzFile) -> tuple[pa.Array, np.nd
     return pa.array(names, pa.string()), np.stack(vectors)
 
 
-def _ids_and_matrix(path: Path, archive: np.lib.npyio.NpzFile) -> tuple[pa.Array, np.ndarray]:
-    arrays = {name: archive[name] for name in archive.files}
+def _ids_and_matrix(path: Path, arrays: dict[str, np.ndarray]) -> tuple[pa.Array, np.ndarray]:
     ids = pick([n for n, a in arrays.items() if a.ndim == 1 and a.dtype.kind in "UST"], _IDS, "ids", str(path))
     key = pick([n for n, a in arrays.items() if a.ndim > 1], MATRIX_NAMES, "vectors", str(path))
     names, matrix = pa.array(arrays[ids]), arrays[key]

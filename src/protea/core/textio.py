@@ -7,7 +7,9 @@ more than a few blocks of the file, whatever its size.
 import gzip
 import hashlib
 import io
+import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 from isal import igzip, isal_zlib
 
+from protea.core import limits
 from protea.errors import InputError, NotFoundError
 
 BLOCK_SIZE = 16 << 20
@@ -32,8 +35,8 @@ _FOREIGN = {b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\x00": "xz-compressed", b"
 class HashingReader(io.RawIOBase):
     """The uncompressed bytes of `raw` (a binary file that need not be seekable) with their SHA-256.
 
-    `name` is what errors call the file. Errors: InputError when it is truncated, damaged, unreadable or compressed
-    by something other than gzip.
+    `name` is what errors call the file. Errors: InputError when it is truncated, damaged, unreadable, compressed
+    by something other than gzip, or unpacks to far more than it is (`limits`).
     """
 
     def __init__(self, raw: BinaryIO, name: str) -> None:
@@ -42,6 +45,7 @@ class HashingReader(io.RawIOBase):
         buffered = io.BufferedReader(self._raw, 1 << 20)
         self._hash = hashlib.sha256()
         self._lock = threading.Lock()
+        self._limited, self._size = not limits.allowed(), 0
         self._stream: io.BufferedIOBase = buffered
         with _errors(self.name):
             head = buffered.peek(10)[:10]
@@ -72,6 +76,9 @@ class HashingReader(io.RawIOBase):
             while filled < len(view) and (n := self._stream.readinto(view[filled:])):
                 filled += n
         self._hash.update(view[:filled])
+        self._size += filled
+        if self._limited and self._size > limits.LARGE and self._size > limits.MAX_RATIO * self.consumed:
+            raise limits.too_large(self.name, self.consumed, self._size)
         return filled
 
     def close(self) -> None:
@@ -118,6 +125,16 @@ def _errors(name: str) -> Iterator[None]:
         raise InputError(f"{name} cannot be read: {e.strerror or e}") from e
 
 
+def is_directory(path: str | Path) -> bool:
+    """Whether `path` is a directory. NotFoundError when it is not there, InputError when that cannot be told."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError) as e:
+        raise NotFoundError(f"{path}: there is no such file") from e
+    except (OSError, ValueError) as e:  # a name that is too long, or holds the character 0
+        raise InputError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+
+
 def open_text(path: str | Path) -> HashingReader:
     """Open a plain or gzipped file. Errors: NotFoundError when it is not there; InputError as HashingReader's."""
     try:
@@ -153,9 +170,7 @@ def blocks(
 
 def _blocks(reader: HashingReader, size: int, max_line: int, reuse: bool) -> Iterator[memoryview]:
     rest, line, first = memoryview(b""), 1, True
-    none = held = spare = np.empty(
-        0, np.uint8
-    )  # `held`: where the caller's block lies; `spare`: where the one before lay
+    none = held = spare = np.empty(0, np.uint8)  # `held` is where the caller's block lies, `spare` the one before
     while True:
         room, spare = spare, none
         if not reuse or len(room) < len(rest) + size:

@@ -4,6 +4,7 @@ Called by `readers`. Links are listed, never followed: a soft or external link i
 live in another file (external storage, virtual datasets) are refused, so a file can only show what it holds itself.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 from h5py import h5d, h5l, h5o, h5s, h5t
 
+from protea.core import limits
 from protea.core.embeddings import source as common
+from protea.core.embeddings import trial
 from protea.core.embeddings.source import Source
 from protea.errors import InputError
 
@@ -46,6 +49,8 @@ def open_hdf5(path: Path, *, pool: bool = False) -> Source:
                 small = {key: dataset for key, dataset in opened if isinstance(dataset, h5d.DatasetID)}
                 texts = [key for key, dataset in small.items() if dataset.get_type().get_class() == h5t.STRING]
                 if texts:
+                    if any(small[key].get_type().is_variable_str() for key in texts):
+                        trial.ask("hdf5", path)
                     return _two_arrays(file, path, small, texts, skipped)
             index = _index(file, keys, places, path, pool)
     except DAMAGE as e:
@@ -108,7 +113,10 @@ def _index(file: h5py.File, keys: list[bytes], places: list[int], path: Path, po
                 )
         if not shape or 0 in shape or len(shape) > 2 or not (pool or len(shape) == 1 or shape[0] == 1):
             raise InputError(common.per_residue_or(where, _text(key), shape or (), pool=True))
+        if math.prod(shape) * dataset.dtype.itemsize > limits.LARGE:
+            raise InputError(f"{where}: {_text(key)} has shape {shape}, too large for a matrix of one protein")
         if not index.keys:
+            common.check_width(shape[-1], where)
             index.dim = shape[-1]
         elif shape[-1] != index.dim:
             first = _text(index.keys[0])
@@ -122,7 +130,7 @@ def _index(file: h5py.File, keys: list[bytes], places: list[int], path: Path, po
         index.offset.append(-1 if offset is None or not direct or this_kind != kind else offset)
         index.length.append(1 if len(shape) == 1 else shape[0])
         if index.original or not index.keys:
-            _read_original_id(file, key, index)
+            _read_original_id(path, file, key, index)
         index.keys.append(key)
         if len(index.keys) == 1 and index.offset[0] >= 0 and not index.original and not file.userblock_size:
             known = _like_first(path, np.array(places), at, index.offset[0])
@@ -158,9 +166,12 @@ def _like_first(path: Path, places: np.ndarray, first: int, offset: int) -> list
     return out.tolist()
 
 
-def _read_original_id(file: h5py.File, key: bytes, index: _Index) -> None:
+def _read_original_id(path: Path, file: h5py.File, key: bytes, index: _Index) -> None:
     """bio_embeddings names its datasets 0, 1, ... or by checksum and keeps the FASTA header in an attribute."""
-    value = file[key].attrs.get("original_id")
+    attributes = file[key].attrs
+    if not index.keys and "original_id" in attributes:
+        trial.ask("hdf5", path)
+    value = attributes.get("original_id")
     if value is not None:
         index.original.append(value if isinstance(value, bytes) else str(value).encode())
 
@@ -178,7 +189,7 @@ def _blocks(path: Path, index: _Index) -> Iterator[tuple[np.ndarray, np.ndarray]
     plain = plain[np.argsort(offset[plain], kind="stable")]
     if plain.size:
         data = np.memmap(path, np.uint8, "r")
-        if offset[plain[-1]] + width > data.size:
+        if offset[plain[-1]] > data.size - width:
             raise InputError(f"{path}: truncated: {_text(index.keys[plain[-1]])} lies beyond the end of the file")
         windows = np.lib.stride_tricks.sliding_window_view(data, width)
         step = common.rows_per_block(index.dim, index.stored)
@@ -221,6 +232,9 @@ def _two_arrays(
         raise InputError(common.per_residue_or(where, key, matrix.shape))
     if ids.shape != matrix.shape[:1]:
         raise InputError(f"{where}: {id_key} has shape {ids.shape} but {key} has {matrix.shape}; one id for each row")
+    common.check_width(matrix.shape[1], where)
+    for name, dataset in ((id_key, ids), (key, matrix)):
+        limits.check_size(f"{where}: {name}", dataset.id.get_storage_size(), dataset.nbytes)
     texts_read = pa.array(ids[()].astype(object), pa.binary())
     step = common.rows_per_block(matrix.shape[1], dtype)
 

@@ -4,25 +4,41 @@ Called by `store`; HDF5 is in `hdf5`. Nothing is unpickled. Arrays are read in b
 fine (except a Fortran-ordered array inside an NPZ, which has to be read whole).
 """
 
+import io
+import lzma
+import math
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from protea.core import limits
 from protea.core.embeddings import source as common
+from protea.core.embeddings import trial
 from protea.core.embeddings.hdf5 import open_hdf5
 from protea.core.embeddings.source import Source
+from protea.core.textio import is_directory
 from protea.errors import ConfigError, InputError, NotFoundError
 
 PARQUET_ROWS = 4096
-NPZ_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, RuntimeError)
+MAX_ID = 10_000
+PARQUET_DAMAGE = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
+NPZ_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, KeyError, RuntimeError,
+    SyntaxError, TypeError, MemoryError, OverflowError, struct.error, tokenize.TokenError,
+)  # fmt: skip
+"""What zipfile and numpy raise on damaged files."""
+MAX_NPY_HEADER = 10_000
+NpyHeader = tuple[tuple[int, ...], bool, np.dtype]
 
 
 def open_source(path: Path, *, ids: str | os.PathLike[str] | None = None, pool: str | None = None) -> Source:
@@ -42,9 +58,7 @@ def open_source(path: Path, *, ids: str | os.PathLike[str] | None = None, pool: 
 
 
 def _format(path: Path) -> str:
-    if not path.exists():
-        raise NotFoundError(f"{path}: there is no such file")
-    if path.is_dir():
+    if is_directory(path):
         raise InputError(f"{path}: this is a directory; give one HDF5, NPZ, NPY or Parquet file")
     try:
         with path.open("rb") as f:
@@ -87,13 +101,9 @@ def _id_lines(path: Path) -> pa.Array:
 
 def _npz(path: Path) -> Source:
     where = str(path)
-    heads: dict[str, tuple[tuple[int, ...], bool, np.dtype]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if name.endswith(".npy"):
-                    with archive.open(name) as f:
-                        heads[name[:-4]] = _npy_header(f)
+            heads = npz_headers(archive, where)
             texts = [k for k, (shape, _, dtype) in heads.items() if len(shape) == 1 and dtype.kind in "USOT"]
             id_name = common.pick(texts, common.ID_NAMES, "ids", where)
             if heads[id_name][2].hasobject:
@@ -101,7 +111,7 @@ def _npz(path: Path) -> Source:
                     f"{where}: {id_name} is a pickled object array, which is not loaded (save text: dtype=str)"
                 )
             with archive.open(f"{id_name}.npy") as f:
-                ids = np.lib.format.read_array(f, allow_pickle=False)
+                ids = pa.array(np.lib.format.read_array(f, allow_pickle=False))
     except NPZ_DAMAGE as e:
         raise InputError(f"{where}: not a readable .npz archive, truncated or damaged: {e}") from e
     matrices = [k for k, (shape, _, dtype) in heads.items() if len(shape) > 1]
@@ -114,12 +124,13 @@ def _npz(path: Path) -> Source:
         raise InputError(
             f"{where}: {len(ids)} {id_name} but {shape[0]} rows of {key}; there must be one id for each row"
         )
+    common.check_width(shape[1], where)
     step = shape[0] if fortran else common.rows_per_block(shape[1], dtype)
 
     def blocks() -> Iterator[tuple[slice, np.ndarray]]:
         try:
             with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as f:
-                _npy_header(f)
+                npy_header(f, archive.getinfo(f"{key}.npy").file_size)
                 for start in range(0, shape[0], step):
                     rows = min(step, shape[0] - start)
                     values = np.frombuffer(f.read(rows * shape[1] * stored.itemsize), stored)
@@ -127,26 +138,54 @@ def _npz(path: Path) -> Source:
         except NPZ_DAMAGE as e:
             raise InputError(f"{where}: {key} cannot be read, truncated or damaged: {e}") from e
 
-    return Source(where, "npz", common.accessions(pa.array(ids), where), shape[1], dtype, blocks)
+    return Source(where, "npz", common.accessions(ids, where), shape[1], dtype, blocks)
 
 
-def _npy_header(f: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(f)
+def npz_headers(archive: zipfile.ZipFile, where: str) -> dict[str, NpyHeader]:
+    """Shape, order and type of every array of an archive that is named .npy, by its name without that; nothing else
+    of it is read. InputError for an archive that unpacks to far more than it is."""
+    for info in archive.infolist():
+        limits.check_size(f"{where}: {info.filename[:100]!r}", info.compress_size, info.file_size)
+    out = {}
+    for info in archive.infolist():
+        if info.filename.endswith(".npy"):
+            with archive.open(info) as f:
+                out[info.filename[:-4]] = npy_header(f, info.file_size)
+    return out
+
+
+def npy_header(f: IO[bytes], size: int) -> NpyHeader:
+    """The header of an array in a file of `size` bytes. ValueError when it is damaged, or promises another size."""
+    head = f.read(10)
+    version = np.lib.format.read_magic(io.BytesIO(head))
+    if version > (1, 0):
+        head += f.read(2)
+    length = int.from_bytes(head[8:], "little")
+    if length > MAX_NPY_HEADER:
+        raise ValueError(f"a header of {length:,} bytes")
+    whole = io.BytesIO(head + f.read(length))
+    whole.seek(8)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return read(f)
+    shape, fortran, dtype = read(whole)
+    if not dtype.hasobject and (
+        not dtype.itemsize or math.prod(shape) * dtype.itemsize != size - len(whole.getvalue())
+    ):
+        raise ValueError(f"shape {shape} of {dtype} in {size - len(whole.getvalue()):,} bytes")
+    return shape, fortran, dtype
 
 
 def _parquet(path: Path) -> Source:
     where = str(path)
     try:
-        file = pq.ParquetFile(path, buffer_size=1 << 20)
+        file = open_parquet(path)
         schema = file.schema_arrow
         texts = [f.name for f in schema if _is_text(f.type)]
         lists = [f.name for f in schema if _is_list(f.type)]
         id_name = common.pick(texts, common.ID_NAMES, "accessions", where)
-        keys = file.read([id_name], use_threads=False)[id_name]
-    except (pa.ArrowException, OSError) as e:
-        raise InputError(f"{where}: not a readable Parquet file, truncated or damaged: {e}") from e
+        read = [texts_of(column, where) for column in parquet_texts(path, id_name)]
+        keys = pa.concat_arrays(read or [pa.array([], pa.binary())])
+    except PARQUET_DAMAGE as e:
+        raise InputError(f"{where}: not a readable Parquet file, truncated or damaged: {first_line(e)}") from e
     if lists:
         columns = [common.pick(lists, common.MATRIX_NAMES, "embeddings", where)]
         value_type = schema.field(columns[0]).type.value_type
@@ -161,7 +200,7 @@ def _parquet(path: Path) -> Source:
         stored = np.result_type(*dtypes)
     if keys.null_count:
         raise InputError(f"{where}: {keys.null_count} rows have no {id_name}; every vector needs an accession")
-    ids = common.accessions(keys.combine_chunks(), where)
+    ids = common.accessions(keys, where)
 
     def blocks() -> Iterator[tuple[slice, np.ndarray]]:
         start = 0
@@ -170,14 +209,53 @@ def _parquet(path: Path) -> Source:
                 rows = slice(start, start + len(batch))
                 yield rows, _rows_of_batch(batch, ids[start : rows.stop], dim, stored, where)
                 start = rows.stop
-        except (pa.ArrowException, OSError) as e:
-            raise InputError(f"{where}: row {start + 1} or later cannot be read, truncated or damaged: {e}") from e
+        except PARQUET_DAMAGE as e:
+            raise InputError(
+                f"{where}: row {start + 1} or later cannot be read, truncated or damaged: {first_line(e)}"
+            ) from e
 
     dim = len(columns)
     if lists and len(ids):
-        first = next(file.iter_batches(1, columns=columns, use_threads=False)).column(0)
-        dim = len(first[0]) if first[0].is_valid else 0
+        try:
+            first = next(file.iter_batches(1, columns=columns, use_threads=False), None)
+        except PARQUET_DAMAGE as e:
+            raise InputError(f"{where}: row 1 cannot be read, truncated or damaged: {first_line(e)}") from e
+        dim = len(first.column(0)[0]) if first is not None and first.column(0)[0].is_valid else 0
+    common.check_width(dim, where)
     return Source(where, "parquet", ids, dim, stored, blocks)
+
+
+def first_line(e: BaseException) -> str:
+    """Of what a library says, which may be pages."""
+    return (str(e).strip() or type(e).__name__).split("\n")[0]
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """A Parquet file; InputError when its metadata promise far more than it is: dictionaries, run lengths and
+    compression make any number of equal values of a few bytes. PARQUET_DAMAGE as Arrow's."""
+    file = pq.ParquetFile(path, buffer_size=1 << 20)
+    uncompressed, values = trial.ask("parquet", path)
+    for unpacked in (uncompressed, 4 * values, 4 * file.metadata.num_rows):
+        limits.check_size(str(path), path.stat().st_size, unpacked)
+    return file
+
+
+def parquet_texts(path: Path, *columns: str, also: Sequence[str] = (), rows: int = PARQUET_ROWS) -> Iterator[Any]:
+    """Batches of `columns` as dictionary arrays, so that a long text repeated in a million rows is there once, and of
+    the columns `also` as they are."""
+    file = pq.ParquetFile(path, buffer_size=1 << 20, read_dictionary=columns)
+    for batch in file.iter_batches(rows, columns=[*columns, *also], use_threads=False):
+        found = [batch.column(name) for name in (*columns, *also)]
+        yield found if len(found) > 1 else found[0]
+
+
+def texts_of(column: pa.DictionaryArray, where: str) -> pa.Array:
+    """The texts of a dictionary array; InputError for one that can be no accession or header: over 10,000 bytes."""
+    longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
+    if longest > MAX_ID:
+        raise InputError(f"{where}: an id of {longest:,} bytes")
+    # binary: what is marked as text need not be UTF-8, and is checked only when it is made into text
+    return column.cast(column.type.value_type).cast(pa.binary())
 
 
 def _rows_of_batch(batch: pa.RecordBatch, ids: pa.Array, dim: int, dtype: np.dtype, where: str) -> np.ndarray:

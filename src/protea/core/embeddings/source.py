@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protea.core import limits
 from protea.errors import InputError
 
 # fmt: off
@@ -54,6 +55,7 @@ def from_array(ids: pa.Array, matrix: np.ndarray, *, where: str = "array", forma
     if len(ids) != len(matrix):
         raise InputError(f"{where}: {len(ids)} ids but {len(matrix)} vectors; there must be one id for each row")
     dtype = float_dtype(matrix.dtype, where)
+    check_width(matrix.shape[1], where)
     step = rows_per_block(matrix.shape[1], dtype)
 
     def blocks() -> Iterator[tuple[slice, np.ndarray]]:
@@ -61,6 +63,11 @@ def from_array(ids: pa.Array, matrix: np.ndarray, *, where: str = "array", forma
             yield slice(start, start + step), matrix[start : start + step]
 
     return Source(where, format, ids, matrix.shape[1], dtype, blocks)
+
+
+def check_width(dim: int, where: str) -> None:
+    if dim > limits.MAX_VALUES:
+        raise InputError(f"{where}: vectors of {dim:,} values; at most {limits.MAX_VALUES:,} are read")
 
 
 def rows_per_block(dim: int, dtype: np.dtype) -> int:
