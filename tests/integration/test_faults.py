@@ -67,12 +67,12 @@ def trials(kind: str, attempt: Callable[[str, int], dict[str, int] | None], know
         n = 1 + FAULTS.index(kind) % step
         while attempt(kind, n) is None:
             n += step
-        assert n > 5
+        assert n > 2
         return
     if not known:
         known.update(attempt(kind, 10**9) or {})
     operations, pick = known[kind], random.Random(f"{kind} {sorted(known.items())}")
-    assert operations > 5
+    assert operations > 1
     for part in range(sample):
         n = pick.randint(1 + part * operations // sample, (part + 1) * operations // sample)
         assert attempt(kind, n) is None or n > operations - 3  # its last removals may be one more or less
