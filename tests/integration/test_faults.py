@@ -314,7 +314,7 @@ def test_loading(settings: Settings, tmp_path: Path, table: Table, kind: str) ->
     faults = FAULTS if ALL else random.Random(kind).sample(FAULTS, 3)
     known: dict[str, int] = {}
     for fault in faults:
-        trials(fault, lambda fault, n: loads.survives(fault, n, table), known, 1)
+        trials(fault, lambda fault, n: loads.survives(fault, n, table), known, 1, 1 if fault in ("exit", "lost") else 2)
 
 
 # ---------------------------------------------------------------------------------------------------------- the catalogue
