@@ -322,12 +322,11 @@ def _stage_gaf(
     progress: Progress | None,
 ) -> "GafReport":
     """Stream a GAF into `rows.parquet`, a batch in memory at a time."""
-    import pyarrow.parquet as pq
-
     from protea.core.annotations import SCHEMA, check_rejected, read_gaf
+    from protea.core.delimited import rows_writer
 
-    with create(tmp / "rows.parquet") as f, pq.ParquetWriter(f, SCHEMA, compression="zstd") as writer:
-        report = read_gaf(path, databases=databases, proteins=only, sink=writer.write_batch, progress=progress)
+    with rows_writer(tmp, SCHEMA) as write:
+        report = read_gaf(path, databases=databases, proteins=only, sink=write, progress=progress)
     check_rejected(report, max_rejected)
     return report
 

@@ -236,8 +236,13 @@ def rows_writer(out_dir: Path | None, schema: pa.Schema) -> Iterator[Callable[[p
     if out_dir is None:
         yield lambda batch: None
         return
-    with fs.create(out_dir / "rows.parquet") as f, pq.ParquetWriter(f, schema, compression="zstd") as writer:
-        yield writer.write_batch
+    with fs.create(out_dir / "rows.parquet") as f:
+        writer = pq.ParquetWriter(f, schema, compression="zstd")
+        try:
+            yield writer.write_batch
+            writer.close()
+        finally:
+            writer.is_open = False  # else one that failed tries once more when it is freed, and says so
 
 
 def _text(data: NDArray[np.uint8], a: int, b: int) -> str:

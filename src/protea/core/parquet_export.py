@@ -143,6 +143,7 @@ class _SplitWriter:
         self._thread.shutdown()
         with contextlib.suppress(OSError, pa.ArrowException):  # on a full disk the footer cannot be written either
             self._writer.close()
+        self._writer.is_open = False  # else it tries once more when it is freed, and says so on standard error
         with contextlib.suppress(OSError):
             self._file.close()
         self._tmp.unlink(missing_ok=True)
