@@ -100,7 +100,7 @@ def opened(settings: Settings, path: str | Path | None) -> Iterator[tuple[Catalo
         raise NotFoundError(f"{path}: there is no such file")
     try:
         with open_catalog(settings) as catalog:
-            store = ObjectStore(settings.storage)
+            store = ObjectStore.of(settings)
             store.sweep(catalog.place, catalog.uses_object)
             yield catalog, store
     except OSError as e:

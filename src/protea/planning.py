@@ -14,7 +14,7 @@ from typing import Any
 from .catalog import open_catalog
 from .core.config import ExportConfig, load
 from .errors import NotFoundError
-from .exporting import TABLES, Report, Rows, configure, resolve
+from .exporting import TABLES, Report, Rows, bucket_of, configure, resolve
 from .settings import Settings
 
 SAMPLE = 128
@@ -62,17 +62,16 @@ def plan(
     from .core.features import PRODUCERS
     from .core.keys import cut_key, cuts, fingerprint
     from .core.ontology import ASPECT_NAMES
-    from .core.operations.export_research_dataset import load_inputs
+    from .core.operations.export_research_dataset import load_inputs, open_staging
     from .core.schema import CATEGORIES
-    from .core.staging import Staging
 
     settings = settings or Settings()
     wanted = configure(config, values)
     with open_catalog(settings) as catalog:
         resolved, inputs = resolve(wanted, catalog, settings)
-        row = Rows(catalog).find(resolved.name)
+        row, bucket = Rows(catalog).find(resolved.name), bucket_of(settings, catalog)
     mark = fingerprint(resolved, inputs)
-    staging = Staging(settings.resume_dir, resolved.name, mark)
+    staging = open_staging(bucket, settings.resume_dir, resolved.name, mark)
     # families that only add columns are not computed; InterPro may add rows
     off = {p.switch: None if p.switch in TABLES else False for p in PRODUCERS if p.switch not in (None, "interpro")}
     shared = load_inputs(resolved.model_copy(update=off), inputs, settings.threads)
@@ -160,7 +159,8 @@ def explain(
     that name.
     """
     from .core.keys import cut_key, cuts, fingerprint
-    from .core.staging import Staging, changes, read_marker
+    from .core.operations.export_research_dataset import open_staging
+    from .core.staging import changes, read_marker
 
     settings = settings or Settings()
     with open_catalog(settings) as catalog:
@@ -170,9 +170,9 @@ def explain(
         else:
             config = _config_of(target, catalog, overrides)
         resolved, inputs = resolve(config, catalog, settings)
-        row = Rows(catalog).find(resolved.name)
+        row, bucket = Rows(catalog).find(resolved.name), bucket_of(settings, catalog)
     mark = fingerprint(resolved, inputs)
-    staging = Staging(settings.resume_dir, resolved.name, mark)
+    staging = open_staging(bucket, settings.resume_dir, resolved.name, mark)
     published = bool(row and row["fingerprint"] == mark)
     since = [] if published or not row else changes(row["manifest"]["config"], resolved.model_dump(mode="json"))
     others = [

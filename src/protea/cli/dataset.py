@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -122,9 +123,9 @@ def counts(manifest: Mapping[str, Any]) -> None:
 def files(dataset: Any) -> None:
     """The paths of a dataset's files."""
     sizes = {name: f["size"] for name, f in dataset.manifest["files"].items()}
-    names = [*sizes, *(n for n in ("manifest.json", "run.json") if (dataset.path / n).is_file())]
-    for name in names:
-        write(f"{dataset.path / name}{f'  {size(sizes[name])}' if name in sizes else ''}")
+    others = (n for n in ("manifest.json", "run.json") if not isinstance(f := dataset.at(n), Path) or f.is_file())
+    for name in (*sizes, *others):
+        write(f"{dataset.at(name)}{f'  {size(sizes[name])}' if name in sizes else ''}")
 
 
 def _open(name: str) -> Any:
