@@ -258,7 +258,7 @@ def test_a_damaged_stage_is_made_again(store: ObjectStore, tmp_path: Path, small
         jobs = list(minijobs.partition(a))
         first = [minijobs.run(a, job) for job in jobs if job.cut == jobs[0].cut]
         assert not any(d.restored for d in first)
-        stage = f"{BUCKET}/{prefix}/export_resume/d-{a.mark[:12]}/cuts/{jobs[0].cut}"
+        stage = f"{BUCKET}/{prefix}/export_resume/{a.staging().path.name}/cuts/{jobs[0].cut}"
         name = f"{stage}/{'done.json' if damage == 'marker' else 'pk.parquet'}"
         with files.open_input_stream(name) as f:
             data = f.read()
@@ -276,7 +276,7 @@ def test_a_damaged_stage_is_made_again(store: ObjectStore, tmp_path: Path, small
     assert len(told) == 1
     assert expected[damage] in told[0]
     assert f"s3://{stage}" in told[0]
-    assert made == rows["d"]["path"] == f"s3://{BUCKET}/{prefix}/datasets/d/{a.mark[:12]}"
+    assert made == rows["world"]["path"] == f"s3://{BUCKET}/{prefix}/datasets/world/{a.mark[:12]}"
     for file, data in want.items():
         with files.open_input_stream(f"{str(made).removeprefix('s3://')}/{file}") as f:
             assert f.read() == data
@@ -336,9 +336,8 @@ def test_inputs_are_fetched_mended_and_shared(sites: Sites) -> None:
     assert b.intact("proteins", digest)
     assert (path / "proteins.parquet").read_bytes() != b"damaged"
     # the file that b loads as a did is recognised, without reading it again
-    version = sites.b.world.train_versions[0]
     place = Path(str(sites.b.settings.home)).parents[1] / "files"
-    gaf = sites.b.world.write(place)["annotations"][version]
+    version, gaf = next(iter(sites.b.world.write(place)["annotations"].items()))
     again = ingest.load_annotations(sites.b.settings, gaf, source="goa", version=version, max_rejected=1)
     assert again.already_loaded
     assert again.row.object_digest in sets
