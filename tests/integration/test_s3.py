@@ -66,7 +66,9 @@ class Sites:
         (place,) = {n.rpartition("/")[0] for n in self.store.objects(f"{self.prefix}/datasets/{name}")}
         files: dict[str, Any] = {}
         for file in FILES:
-            with self.store.filesystem().open_input_stream(f"{BUCKET}/{self.prefix}/datasets/{name}/{place}/{file}") as f:
+            with self.store.filesystem().open_input_stream(
+                f"{BUCKET}/{self.prefix}/datasets/{name}/{place}/{file}"
+            ) as f:
                 files[file] = f.read()
         return files | {"manifest.json": _but_for_commit(files["manifest.json"])}
 
