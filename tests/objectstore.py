@@ -31,9 +31,9 @@ def program() -> str | None:
 class ObjectStore:
     """One server with one bucket; `address` is the interface it listens on."""
 
-    def __init__(self, directory: Path, address: str = "127.0.0.1", netns: tuple[str, ...] = ()) -> None:
-        self.directory, self.address, self.before = directory, address, netns
-        self.ports = _free_ports(2 * len(PARTS))
+    def __init__(self, directory: Path, address: str = "127.0.0.1") -> None:
+        self.directory, self.address = directory, address
+        self.ports = _free_ports(address, 2 * len(PARTS))
         (directory / "data").mkdir(parents=True)
         (directory / "keys.json").write_text(json.dumps({"identities": [ANYBODY]}))
         self.process: subprocess.Popen[bytes] | None = None
@@ -41,7 +41,7 @@ class ObjectStore:
             self.start()
         except AssertionError:  # another program was faster with one of the ports
             self.stop()
-            self.ports = _free_ports(2 * len(PARTS))
+            self.ports = _free_ports(address, 2 * len(PARTS))
             self.start()
 
     @property
@@ -73,7 +73,7 @@ class ObjectStore:
         for i, part in enumerate(PARTS):
             command += [f"-{part}.port={self.ports[2 * i]}", f"-{part}.port.grpc={self.ports[2 * i + 1]}"]
         with (d / "log").open("ab") as log:
-            self.process = subprocess.Popen([*self.before, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         end = time.monotonic() + 60
         while True:
             try:
@@ -90,7 +90,7 @@ class ObjectStore:
             self.process.kill()  # asked to stop it takes its time
             self.process.wait()
             self.process = None
-        for port in (self.ports[-1], self.ports[-3]):
+        for port in self.ports:
             Path(f"/tmp/seaweedfs-filer-grpc-{port}.sock").unlink(missing_ok=True)
 
     def pause(self) -> None:
@@ -102,10 +102,10 @@ class ObjectStore:
         os.kill(self.process.pid, signal.SIGCONT)
 
 
-def _free_ports(n: int) -> list[int]:
+def _free_ports(address: str, n: int) -> list[int]:
     held: list[Any] = [socket.socket() for _ in range(n)]
     for s in held:
-        s.bind(("127.0.0.1", 0))
+        s.bind((address, 0))
     ports = [s.getsockname()[1] for s in held]
     for s in held:
         s.close()

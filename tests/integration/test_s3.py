@@ -23,9 +23,10 @@ from test_jobs import EVAL, LEASE, TRAIN, Farm, Hook, hook, load, small  # noqa:
 import protea
 from killing import fixed_commit
 from objectstore import BUCKET, KEYS, ObjectStore
+from pgserver import PgServer
 from product import FILES, Product, Rows
 from protea import ingest, planning
-from protea.catalog import Dataset, open_catalog
+from protea.catalog import Dataset, open_catalog, upgrade
 from protea.catalog.rights import AdvisoryRight
 from protea.core import bucket as buckets
 from protea.core.bucket import Bucket
@@ -180,6 +181,62 @@ def test_workers_of_two_homes(
         if minijobs:
             assert len({m.owner for m in sites.a.minijobs(job)}) == 2
         assert all(w.poll() is None for w in workers)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, list[str]]]:
+    """Two network namespaces, each joined to this one alone: an address for servers here, and the namespaces' names."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the program ip (on Debian: apt install iproute2)")
+
+    def ip(*words: str) -> None:
+        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+
+    tag, net = uuid.uuid4().hex[:6], f"198.18.{os.getpid() % 250}"  # addresses that RFC 2544 sets aside for tests
+    names = [f"protea-{tag}-{i}" for i in range(2)]
+    try:
+        for i, name in enumerate(names):
+            ip("netns", "add", name)
+            ip("link", "add", f"pt{tag}{i}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("address", "add", f"{net}.{4 * i + 1}/30", "dev", f"pt{tag}{i}")
+            ip("link", "set", f"pt{tag}{i}", "up")
+            ip("-n", name, "address", "add", f"{net}.{4 * i + 2}/30", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "route", "add", "default", "via", f"{net}.{4 * i + 1}")
+        yield f"{net}.1", names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # and its link
+
+
+def test_two_hosts(hosts: tuple[str, list[str]], small: World, tmp_path: Path) -> None:  # noqa: F811
+    """Each sees the servers through a network of its own, and no disk of the other."""
+    address, names = hosts
+    server, store = PgServer(address, "198.18.0.0/16"), ObjectStore(tmp_path / "s3", address)
+    try:
+        settings = Settings(home=tmp_path / "alone" / "home", database_url=server.url)
+        upgrade(settings)
+        with sites_of(store, settings, small, tmp_path, export_minijobs=True) as sites:
+            toml = tmp_path / "world.toml"
+            toml.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in small.names().items()))
+            for farm, name in zip((sites.a, sites.b), names, strict=True):
+                farm.before = ("ip", "netns", "exec", name)
+                farm.worker()
+            submit = [*sites.a.before, sys.executable, "-m", "protea", "job", "submit", str(toml)]
+            done = subprocess.run(
+                submit, env=os.environ | sites.a.settings.environment(), capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+            job = uuid.UUID(done.stdout.strip())
+            assert sites.a.ended(job).state == "succeeded", sites.a.logs() + sites.b.logs()
+            sites.a.until(lambda: not sites.left())
+            sites.check()
+            assert len({m.owner for m in sites.a.minijobs(job)}) == 2
+    finally:
+        store.stop()
+        server.stop()
 
 
 # -- what goes wrong

@@ -167,7 +167,7 @@ class Staging:
         When it is shared it goes in one step, lest another process makes something in what is being removed.
         """
         if self.shared:
-            if self.present():
+            if Staging.present(self):  # here, wherever else it may be gone from
                 gone = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:12]}.gone")
                 with contextlib.suppress(FileNotFoundError):  # another process is doing the same
                     os.rename(self.path, gone)
