@@ -5,6 +5,7 @@ waiting (no such bucket, no permission) is a StorageError at once. An object app
 store of inputs, by staging and by publication; calls pyarrow.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -175,10 +176,8 @@ class Remote:
         """Remove an object if it is there."""
 
         def remove() -> None:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 self.filesystem.delete_file(self.key(name))
-            except FileNotFoundError:
-                pass
 
         self._try(remove)
 
@@ -186,10 +185,8 @@ class Remote:
         """Remove every object below `prefix`."""
 
         def remove() -> None:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 self.filesystem.delete_dir(self.key(prefix))
-            except FileNotFoundError:
-                pass
 
         self._try(remove)
 
