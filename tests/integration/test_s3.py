@@ -83,12 +83,6 @@ class Sites:
         assert not self.left()
         assert not any(list(f.settings.datasets_dir.glob("[!.]*")) for f in (self.a, self.b))
 
-    def forget(self) -> None:
-        """As if the dataset had not been made."""
-        with open_catalog(self.a.settings) as catalog, catalog.session() as session:
-            session.query(Dataset).delete()
-        self.store.filesystem().delete_dir(f"{BUCKET}/{self.prefix}/datasets")
-
 
 def _but_for_commit(manifest: bytes) -> dict[str, Any]:
     return {k: v for k, v in json.loads(manifest).items() if k != "producer_git_sha"}
@@ -166,21 +160,16 @@ def test_workers_of_one_machine(sites: Sites) -> None:
     sites.check()
 
 
-@pytest.mark.parametrize("minijobs", [False, True])
-def test_workers_of_two_homes(
-    store: ObjectStore, settings: Settings, small: World, tmp_path: Path, minijobs: bool  # noqa: F811
-) -> None:  # fmt: skip
-    with sites_of(store, settings, small, tmp_path, export_minijobs=minijobs) as sites:
-        workers = [farm.worker() for farm in (sites.a, sites.b)]
-        job = sites.b.submit()
-        assert sites.a.ended(job).state == "succeeded", sites.a.logs() + sites.b.logs()
-        sites.a.until(lambda: not sites.left())
-        sites.check()
-        done = [e["minijob"] for e in sites.a.events(job, "minijob.done")]
-        assert len(done) == len(set(done)) == len(sites.a.minijobs(job))
-        if minijobs:
-            assert len({m.owner for m in sites.a.minijobs(job)}) == 2
-        assert all(w.poll() is None for w in workers)
+def test_workers_of_two_homes(sites: Sites) -> None:
+    workers = [farm.worker() for farm in (sites.a, sites.b)]
+    job = sites.b.submit(minijobs=True)
+    assert sites.a.ended(job).state == "succeeded", sites.a.logs() + sites.b.logs()
+    sites.a.until(lambda: not sites.left())
+    sites.check()
+    done = [e["minijob"] for e in sites.a.events(job, "minijob.done")]
+    assert len(done) == len(set(done)) == len(sites.a.minijobs(job))
+    assert len({m.owner for m in sites.a.minijobs(job)}) == 2
+    assert all(w.poll() is None for w in workers)
 
 
 @pytest.fixture

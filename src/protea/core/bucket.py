@@ -135,11 +135,9 @@ class RemoteStaging(Staging):
         if self._lock is None:
             sizes = self.remote.sizes(there)
             whole = bool(marker and files) and all(sizes.get(f["name"]) == f["size"] for f in files)
-            return (
-                (Stage(self.stage_dir(name), {}, {}), None)
-                if whole
-                else (None, f"damaged in {self.remote.uri}/{there}")
-            )
+            if not whole:
+                return None, f"it is damaged (in {self.remote.uri}/{there})"
+            return Stage(self.stage_dir(name), {}, {}), None
         directory = self._alone(name)
         try:
             for info in files:
