@@ -307,6 +307,9 @@ def test_a_damaged_stage_is_made_again(store: ObjectStore, tmp_path: Path, small
         first = [minijobs.run(a, job) for job in jobs if job.cut == jobs[0].cut]
         assert not any(d.restored for d in first)
         stage = f"{BUCKET}/{prefix}/export_resume/{a.staging().path.name}/cuts/{jobs[0].cut}"
+        looking = p.context(small.names(), "c", bucket=bucket).staging()  # as `plan` does: nothing is fetched
+        assert looking.restore(str(jobs[0].cut), a.runner.key(a.cut(jobs[0])))[0] is not None
+        assert not looking.path.exists()
         name = f"{stage}/{'done.json' if damage == 'marker' else 'pk.parquet'}"
         with files.open_input_stream(name) as f:
             data = f.read()
@@ -336,6 +339,14 @@ def test_a_damaged_stage_is_made_again(store: ObjectStore, tmp_path: Path, small
     # late minijobs of a find that there is nothing to do, and store nothing
     late = [minijobs.run(a, job) for job in jobs[:-1]]
     assert all(d.restored for d in late)
+    assert not store.objects(f"{prefix}/export_resume")
+    # one that stores something while another process removes it all takes it away again
+    slow = a.staging()
+    slow.acquire(shared=True)
+    files.delete_file(f"{BUCKET}/{prefix}/export_resume/{slow.path.name}/begun")
+    with pytest.raises(StorageError, match="finished by another process"):
+        a.runner.blocks(a.cut(jobs[0]), slow).save_queries(1)
+    slow.release()
     assert not store.objects(f"{prefix}/export_resume")
     # the dataset damaged in the bucket: made again
     name = f"{str(made).removeprefix('s3://')}/eval.parquet"
