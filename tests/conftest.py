@@ -41,7 +41,7 @@ def _root_has_a_place_of_its_own(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No PROTEA_* of the developer's shell reaches a test (but for PROTEA_TEST_DATA, PROTEA_TEST_ALL)."""
+    """No PROTEA_* of the developer's shell reaches a test (but for where the real data is, and how much to test)."""
     for name in [n for n in os.environ if n.startswith("PROTEA_") and not n.startswith("PROTEA_TEST_")]:
         monkeypatch.delenv(name)
 

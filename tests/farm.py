@@ -50,11 +50,13 @@ class Farm:
     settings: Settings
     world: World
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    before: tuple[str, ...] = ()
+    """Words before the command of a worker."""
 
     def worker(self, *options: str, **variables: str) -> subprocess.Popen[bytes]:
         env = os.environ | self.settings.environment() | variables
         log = Path(str(self.settings.home)).parent / f"worker{len(self.started)}.log"
-        command = [sys.executable, "-m", "protea", "worker", *options]
+        command = [*self.before, sys.executable, "-m", "protea", "worker", *options]
         with log.open("wb") as out:
             self.started.append(subprocess.Popen(command, env=env, stderr=out, stdout=out))
         return self.started[-1]

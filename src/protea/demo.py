@@ -81,5 +81,5 @@ def show(dataset: Dataset, unchanged: bool = False) -> None:
     train, evaluation = (dataset.manifest[f"n_{split}_rows"] for split in ("train", "eval"))
     state = "unchanged" if unchanged else "published"
     write(f"dataset {dataset.name} {state}: {train:,} rows to train on, {evaluation:,} to evaluate on")
-    for path in sorted(dataset.path.iterdir()):
-        write(f"  {path}")
+    for name in sorted((*dataset.manifest["files"], "manifest.json", "run.json")):
+        write(f"  {dataset.at(name)}")

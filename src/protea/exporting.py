@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import pyarrow.dataset
 
     from .core.alignment_cache import AlignmentCache
+    from .core.bucket import Bucket
     from .core.keys import ExportInputs
+    from .core.remote import Remote
 
 Report = Callable[..., None]
 TABLES = {
@@ -41,24 +43,36 @@ LOGGED = ("export.", "cut.restored", "cut.discarded", "cut.started", "cut.aligne
 
 @dataclass(frozen=True)
 class Dataset:
-    """A published dataset: its directory, its manifest, and its files as `pyarrow.dataset`."""
+    """A published dataset: its directory, its manifest, and its files as `pyarrow.dataset`.
+
+    In a bucket (PROTEA_STORAGE_URL) the directory and the files are URIs, and `remote` reads them.
+    """
 
     name: str
-    path: Path
+    path: Path | str
     manifest: Mapping[str, Any] = field(repr=False)
+    remote: "Remote | None" = field(default=None, repr=False)
 
-    def file(self, which: str) -> Path:
+    def file(self, which: str) -> Path | str:
         """The path of `train`, `eval`, `truth` or `known`."""
         if which not in SPLITS:
             raise NotFoundError(f"a dataset has no file {which!r}; it has {', '.join(SPLITS)}")
-        return self.path / f"{which}.parquet"
+        return self.at(f"{which}.parquet")
+
+    def at(self, name: str) -> Path | str:
+        """The path of any file of the directory."""
+        return self.path / name if isinstance(self.path, Path) else f"{self.path}/{name}"
 
     def _open(self, which: str) -> "pyarrow.dataset.Dataset":
         import pyarrow.dataset
 
-        if not self.file(which).is_file():
-            raise _gone(self.name, self.file(which))
-        return pyarrow.dataset.dataset(self.file(which), format="parquet")
+        file = self.file(which)
+        if isinstance(file, Path):
+            if not file.is_file():
+                raise _gone(self.name, file)
+            return pyarrow.dataset.dataset(file, format="parquet")
+        assert self.remote is not None
+        return pyarrow.dataset.dataset(file.removeprefix("s3://"), format="parquet", filesystem=self.remote.filesystem)
 
     @property
     def train(self) -> "pyarrow.dataset.Dataset":
@@ -90,7 +104,7 @@ class Rows:
             return None
         return {"fingerprint": row.fingerprint, "path": row.path, "manifest": row.manifest}
 
-    def register(self, name: str, fingerprint: str, path: Path, manifest: Mapping[str, Any]) -> None:
+    def register(self, name: str, fingerprint: str, path: Path | str, manifest: Mapping[str, Any]) -> None:
         row = DatasetRow(
             name=name,
             fingerprint=fingerprint,
@@ -105,20 +119,26 @@ class Rows:
         self.catalog.add_dataset(row, replace=True)
 
 
-def resolve(config: ExportConfig, catalog: Catalog, settings: Settings) -> "tuple[ExportConfig, ExportInputs]":
-    """Fill in the names that were left out, and find every input; an error names what is missing."""
+def resolve(
+    config: ExportConfig, catalog: Catalog, settings: Settings, *, fetch: bool = True
+) -> "tuple[ExportConfig, ExportInputs]":
+    """Fill in the names that were left out, and find every input; an error names what is missing.
+
+    Inputs that are in the bucket only are fetched, unless others are to use them (not `fetch`).
+    """
     from .core.annotation_set import AnnotationSource
     from .core.keys import ExportInputs, InputRef
 
-    store = ObjectStore(settings.storage)
+    store = ObjectStore.of(settings)
+    intact = store.intact if fetch or store.remote is None else store.there
     whole: set[str] = set()
 
     def there(kind: str, row: Any) -> Path:
         """Where an input's files are, each compared with the digest that loading recorded."""
-        if row.object_digest not in whole and not store.intact(kind, row.object_digest):
+        if row.object_digest not in whole and not intact(kind, row.object_digest):
             raise StorageError(f"the files of {row.name!r} are gone or damaged", hint="load it again")
         whole.add(row.object_digest)
-        return store.path(kind, row.object_digest)
+        return store.objects / kind / row.object_digest
 
     def ref(kind: str, name: str | None) -> InputRef:
         row = catalog.find(kind, name)
@@ -171,6 +191,7 @@ def export(
         from .core.operations.export_research_dataset import export_research_dataset, read_manifest
 
         cache = alignment_cache(settings) if resolved.compute_alignments else None
+        tidy(settings)
         with _job(catalog, resolved, report) as tell:
             path = export_research_dataset(
                 resolved,
@@ -183,10 +204,31 @@ def export(
                 wait=wait,
                 threads=settings.threads,
                 alignments=cache,
+                bucket=bucket_of(settings, catalog),
             )
             for problem in cache.problems if cache else ():
                 tell("export.warning", text=problem)
-    return Dataset(resolved.name, path, read_manifest(path) or {})
+    return Dataset(resolved.name, path, read_manifest(path, settings.remote) or {}, settings.remote)
+
+
+def bucket_of(settings: Settings, catalog: Catalog) -> "Bucket | None":
+    """The object store that PROTEA_STORAGE_URL names, with the rights that this catalogue gives."""
+    if settings.remote is None:
+        return None
+    from .catalog.rights import AdvisoryRight
+    from .core.bucket import Bucket
+
+    return Bucket(settings.remote, lambda what: AdvisoryRight(catalog.url, what))
+
+
+def tidy(settings: Settings) -> None:
+    """Remove what is left here of exports that others have finished, if there is an object store; it need not be up."""
+    if settings.remote is not None and settings.resume_dir.is_dir():
+        from .core import bucket
+        from .core.remote import Remote
+
+        with contextlib.suppress(StorageError):
+            bucket.tidy(settings.resume_dir, Remote(settings.storage_url or "", patience=0))
 
 
 def alignment_cache(settings: Settings) -> "AlignmentCache":
@@ -243,22 +285,38 @@ def _finish(catalog: Catalog, job: uuid.UUID, state: str, code: str | None = Non
     catalog.jobs.finish(job, state, error_code=code, error_message=message)
 
 
-def _gone(name: str, path: Path) -> StorageError:
+def _gone(name: str, path: Path | str) -> StorageError:
     return StorageError(
         f"the files of dataset {name!r} are gone from {path}",
         hint=f"run its export again, or `protea dataset remove {name}`",
     )
 
 
-def in_place(path: Path, fingerprint: str) -> bool:
+def located(row: DatasetRow, settings: Settings) -> "tuple[Path | str, Remote | None]":
+    """Where a dataset's files are: a directory, or a URI and what reads it."""
+    if "://" not in row.path:
+        return Path(row.path), None
+    from .core.remote import Remote
+
+    remote = settings.remote
+    if remote is None or not row.path.startswith(f"{remote.uri}/"):
+        remote = Remote(row.path.removesuffix(f"/datasets/{row.name}/{row.fingerprint[:12]}"))
+    return row.path, remote
+
+
+def in_place(row: DatasetRow, settings: Settings) -> bool:
     """Whether a dataset's files are there, by their names and sizes (`dataset verify` reads them)."""
     from .core.operations.export_research_dataset import read_manifest
 
-    found = read_manifest(path)
-    if found is None or found["fingerprint"] != fingerprint:
+    path, remote = located(row, settings)
+    found = read_manifest(path, remote)
+    if found is None or found["fingerprint"] != row.fingerprint:
         return False
-    files = [(path / name, f["size"]) for name, f in found["files"].items()]
-    return all(file.is_file() and file.stat().st_size == size for file, size in files)
+    wanted = {name: f["size"] for name, f in found["files"].items()}
+    if isinstance(path, Path):
+        return all((path / n).is_file() and (path / n).stat().st_size == size for n, size in wanted.items())
+    assert remote is not None
+    return wanted.items() <= remote.sizes(remote.name(path)).items()
 
 
 def open_dataset(name: str, *, settings: Settings | None = None) -> Dataset:
@@ -268,10 +326,10 @@ def open_dataset(name: str, *, settings: Settings | None = None) -> Dataset:
         row = catalog.find_dataset(name)
     from .core.operations.export_research_dataset import read_manifest
 
-    path = Path(row.path)
-    found = read_manifest(path)
+    path, remote = located(row, settings)
+    found = read_manifest(path, remote)
     if found is None or "fingerprint" not in found:
         raise _gone(name, path)
     if found["fingerprint"] != row.fingerprint:
         raise StorageError(f"dataset {name!r} was being replaced when a run was cut short", hint="run its export again")
-    return Dataset(name, path, found)  # the file keeps the manifest's order, the row's JSONB does not
+    return Dataset(name, path, found, remote)  # the file keeps the manifest's order, the row's JSONB does not

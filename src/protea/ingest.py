@@ -150,7 +150,7 @@ def embed(
         raise ConfigError(f"there is no backend {backend!r}", hint=f"there are {' and '.join(backends)}")
     with open_catalog(settings) as catalog:
         row = catalog.find("proteins", proteins)
-        path = ObjectStore(settings.storage).path("proteins", row.object_digest) / "proteins.parquet"
+        path = ObjectStore.of(settings).path("proteins", row.object_digest) / "proteins.parquet"
         if not path.is_file():
             raise StorageError(f"the sequences of {row.name!r} are gone from {path}", hint="load them again")
         compute, recipe = backends[backend]
@@ -296,7 +296,8 @@ def load_annotations(
             # reading just the bytes tells whether they are the loaded ones, in a fraction of the time
             asked = rows(sha256_text(path, progress), [{}] * len(wanted))
             old = [same(catalog, row) for row in asked]
-            if all(old) and store.intact("annotations", asked[0].object_digest):
+            address = ("annotations", asked[0].object_digest)
+            if all(old) and store.intact(*address) and store.there(*address):
                 return LoadResult("annotations", tuple(old), (False,) * len(old))
         with store.staging() as tmp:
             only = accessions(store, subset.object_digest) if subset else None

@@ -102,7 +102,7 @@ def opened(settings: Settings, path: str | Path | None) -> Iterator[tuple[Catalo
         is_directory(path)  # whether it is there
     try:
         with open_catalog(settings) as catalog:
-            store = ObjectStore(settings.storage)
+            store = ObjectStore.of(settings)
             store.sweep(catalog.place, catalog.uses_object)
             yield catalog, store
     except OSError as e:

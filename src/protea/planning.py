@@ -14,7 +14,7 @@ from typing import Any
 from .catalog import open_catalog
 from .core.config import ExportConfig, load
 from .errors import NotFoundError
-from .exporting import Report, Rows, configure, in_place, resolve
+from .exporting import Report, Rows, bucket_of, configure, in_place, resolve
 from .settings import Settings
 
 BASE_MEMORY = 400 << 20
@@ -55,17 +55,16 @@ def plan(
     from .core.cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, prepare
     from .core.keys import cut_key, cuts, fingerprint
     from .core.ontology import ASPECT_NAMES
-    from .core.operations.export_research_dataset import load_inputs
+    from .core.operations.export_research_dataset import load_inputs, open_staging
     from .core.schema import CATEGORIES
-    from .core.staging import Staging
 
     settings = settings or Settings()
     wanted = configure(config, values)
     with open_catalog(settings) as catalog:
         resolved, inputs = resolve(wanted, catalog, settings)
-        row = Rows(catalog).find(resolved.name)
+        row, bucket = Rows(catalog).find(resolved.name), bucket_of(settings, catalog)
     mark = fingerprint(resolved, inputs)
-    staging = Staging(settings.resume_dir, resolved.name, mark)
+    staging = open_staging(bucket, settings.resume_dir, resolved.name, mark)
     shared = load_inputs(room.without_families(resolved), inputs, settings.threads)
     out: list[dict[str, Any]] = []
     warnings: list[str] = []
@@ -147,7 +146,8 @@ def explain(
     that name.
     """
     from .core.keys import cut_key, cuts, fingerprint
-    from .core.staging import Staging, changes, read_marker
+    from .core.operations.export_research_dataset import open_staging
+    from .core.staging import changes, read_marker
 
     settings = settings or Settings()
     with open_catalog(settings) as catalog:
@@ -157,11 +157,11 @@ def explain(
         else:
             config = _config_of(target, catalog, overrides)
         resolved, inputs = resolve(config, catalog, settings)
-        row = Rows(catalog).find(resolved.name)
+        row, bucket = Rows(catalog).find(resolved.name), bucket_of(settings, catalog)
     mark = fingerprint(resolved, inputs)
-    staging = Staging(settings.resume_dir, resolved.name, mark)
+    staging = open_staging(bucket, settings.resume_dir, resolved.name, mark)
     same = row is not None and row["fingerprint"] == mark
-    published = bool(row and same and in_place(Path(row["path"]), mark))
+    published = same and in_place(catalog.find_dataset(resolved.name), settings)
     since = [] if same or not row else changes(row["manifest"]["config"], resolved.model_dump(mode="json"))
     others = [
         d

@@ -5,8 +5,12 @@ Called by the command line and the Python API; the core gets plain paths.
 
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+if TYPE_CHECKING:
+    from .core.remote import Remote
 
 
 def _default_home() -> Path:
@@ -29,6 +33,10 @@ class Settings(BaseSettings):
 
     database_url: str | None = None
     """PROTEA_DATABASE_URL: a PostgreSQL server; unset, an embedded server is started on demand."""
+
+    storage_url: str | None = None
+    """PROTEA_STORAGE_URL: `s3://bucket/prefix[?endpoint_override=host:port&scheme=http&region=...]`, for workers that share
+    no disk: inputs, staging and datasets lie there, `<home>/storage/` holds copies. Keys come from the AWS_* variables."""
 
     export_resume_dir: Path | None = None
     """PROTEA_EXPORT_RESUME_DIR: where exports keep their staging directories (default `<home>/storage/export_resume/`)."""
@@ -69,9 +77,18 @@ class Settings(BaseSettings):
         values = self.model_dump(exclude_none=True).items()
         return {f"PROTEA_{k.upper()}": words[v] if isinstance(v, bool) else str(v) for k, v in values}
 
+    @cached_property
+    def remote(self) -> "Remote | None":
+        """The place in an object store that PROTEA_STORAGE_URL names, if it does."""
+        from .core.remote import Remote
+
+        return Remote(self.storage_url) if self.storage_url else None
+
     @property
     def resume_dir(self) -> Path:
-        return (self.export_resume_dir or self.storage / "export_resume").expanduser().absolute()
+        """Where staging directories lie; with an object store, the local copies of its own."""
+        base = (self.export_resume_dir or self.storage / "export_resume").expanduser().absolute()
+        return base / f"bucket-{self.remote.label}" if self.remote else base
 
     @property
     def datasets_dir(self) -> Path:

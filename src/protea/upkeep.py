@@ -24,7 +24,7 @@ from typing import Any
 from .catalog import INPUTS, REVISIONS, Catalog, Dataset, open_catalog
 from .core import fs
 from .errors import ConfigError, ProteaError
-from .exporting import alignment_cache, lost
+from .exporting import alignment_cache, bucket_of, located, lost
 from .settings import Settings
 from .storage import ObjectStore
 
@@ -248,44 +248,57 @@ def _age(path: Path) -> float:
 # ------------------------------------------------------------------------------------------------------------- datasets
 
 
-def verify_dataset(row: Dataset) -> list[Check]:
+def verify_dataset(row: Dataset, settings: Settings) -> list[Check]:
     """A check for each file of a published dataset, against the digests in its row; reads all of it."""
     from .core import manifest
     from .core.operations.export_research_dataset import read_manifest
 
-    path = Path(row.path)
+    path, remote = located(row, settings)
     again = "run its export again"
-    found = read_manifest(path)
+    found = read_manifest(path, remote)
     if found is None:
-        gone = "is gone" if not path.exists() else "is not readable"
-        checks = [Check("manifest.json", "bad", f"{path / 'manifest.json'} {gone}", again)]
+        gone = "is not readable" if isinstance(path, Path) and path.exists() else "is gone"
+        checks = [Check("manifest.json", "bad", f"{path}/manifest.json {gone}", again)]
     elif found["fingerprint"] != row.fingerprint:
         checks = [Check("manifest.json", "bad", f"{path} holds another dataset: it was being replaced", again)]
     elif json.loads(manifest.dumps(row.manifest)) != found:
-        checks = [Check("manifest.json", "bad", f"{path / 'manifest.json'} is not what was recorded", again)]
+        checks = [Check("manifest.json", "bad", f"{path}/manifest.json is not what was recorded", again)]
     else:
         checks = [Check("manifest.json", "ok", "as recorded")]
     for name, want in row.manifest["files"].items():
-        file = path / name
-        if not file.is_file():
+        file, size, sha256 = f"{path}/{name}", None, None
+        if isinstance(path, Path):
+            size = (path / name).stat().st_size if (path / name).is_file() else None
+            sha256 = fs.sha256_file(path / name) if size == want["size"] else None
+        elif remote is not None:
+            size = remote.sizes(remote.name(path)).get(name)
+            sha256 = remote.sha256(remote.name(file)) if size == want["size"] else None
+        if size is None:
             checks.append(Check(name, "bad", f"{file} is gone", again))
-        elif file.stat().st_size != want["size"]:
-            checks.append(Check(name, "bad", f"{file} has {file.stat().st_size} bytes, not {want['size']}", again))
-        elif fs.sha256_file(file) != want["sha256"]:
+        elif size != want["size"]:
+            checks.append(Check(name, "bad", f"{file} has {size} bytes, not {want['size']}", again))
+        elif sha256 != want["sha256"]:
             checks.append(Check(name, "bad", f"{file} is damaged (another SHA-256)", again))
         else:
             checks.append(Check(name, "ok", f"{want['size']:,} bytes, SHA-256 as recorded"))
     return checks
 
 
-def remove_dataset(settings: Settings, name: str) -> Path:
+def remove_dataset(settings: Settings, name: str) -> Path | str:
     """Remove a dataset, its files and its row; gives where it was. NotFoundError.
 
     The files go out of the way in one step, then the row, then the files for good. Killed in between, there is a row
-    whose files are gone (remove it again), or files under a name that `gc` removes.
+    whose files are gone (remove it again), or files under a name that `gc` removes. In a bucket the manifest stands for
+    the files; objects that a kill leaves go when a dataset of that name is published again.
     """
     with open_catalog(settings) as catalog:
-        path = Path(catalog.find_dataset(name).path)
+        where = catalog.find_dataset(name).path
+        if "://" in where:
+            if (bucket := bucket_of(settings, catalog)) is None:
+                raise ConfigError(f"dataset {name!r} lies in {where}", hint="set PROTEA_STORAGE_URL to that bucket")
+            bucket.remove(name, where, lambda: catalog.remove_dataset(name))
+            return where
+        path = Path(where)
         gone = path.with_name(f".{name}.{uuid.uuid4().hex[:12]}.gone")
         with contextlib.ExitStack() as stack, fs.one_line_errors(path):
             if path.parent.is_dir():  # else there is nothing to move, nor anybody to keep out
@@ -399,17 +412,19 @@ def _database(catalog: Catalog) -> Iterator[Check]:
 
 
 def _inputs(settings: Settings, catalog: Catalog) -> Iterator[Check]:
-    store, whole = ObjectStore(settings.storage), dict[tuple[str, str], bool]()
+    store, whole = ObjectStore.of(settings), dict[tuple[str, str], bool]()
     n = 0
     for kind in INPUTS:
         for row in catalog.inputs(kind):
             n += 1
             address = (kind, row.object_digest)
             if address not in whole:
-                whole[address] = store.intact(*address)
+                whole[address] = store.there(*address) if store.remote else store.intact(*address)
             if not whole[address]:
-                where = store.objects / kind / row.object_digest
-                what = "is damaged" if where.exists() else "is gone"
+                where = (
+                    f"{store.remote.uri if store.remote else store.objects.parent}/objects/{kind}/{row.object_digest}"
+                )
+                what = "is gone" if store.remote is None and not Path(where).exists() else "is damaged"
                 yield Check(f"{kind} {row.name}", "bad", f"{where} {what}", f"load {row.source_file} again")
     if all(whole.values()):
         yield Check("inputs", "ok", f"{n} loaded, every file as recorded")
@@ -419,7 +434,7 @@ def _datasets(settings: Settings, catalog: Catalog) -> Iterator[Check]:
     rows = catalog.datasets()
     good = 0
     for row in rows:
-        bad = [c for c in verify_dataset(row) if c.state != "ok"]
+        bad = [c for c in verify_dataset(row, settings) if c.state != "ok"]
         good += not bad
         for c in bad:
             yield Check(f"dataset {row.name}", "bad", c.what, f"{c.hint}, or `protea dataset remove {row.name}`")

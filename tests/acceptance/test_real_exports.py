@@ -64,7 +64,10 @@ AS_README = {"experimental_codes": "cafa", "label_mode": "direct", "exclude_bind
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """A home with everything loaded."""
-    settings = Settings(home=tmp_path_factory.mktemp("real"))
+    return loaded(Settings(home=tmp_path_factory.mktemp("real")))
+
+
+def loaded(settings: Settings) -> Settings:
     ingest.load_ontology(settings, DATA / "go-basic_2021-12-15.obo.gz")
     for name, version in (
         ("goa_worm_2014-09-30", "2014-09-30"),

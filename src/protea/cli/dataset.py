@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -112,9 +113,10 @@ def verify(name: Name, json: Json = False) -> None:
     from protea.catalog import open_catalog
     from protea.upkeep import failed, verify_dataset
 
-    with open_catalog(read_settings()) as catalog:
+    settings = read_settings()
+    with open_catalog(settings) as catalog:
         row = catalog.find_dataset(name)
-    checks = verify_dataset(row)
+    checks = verify_dataset(row, settings)
     if json:
         files = [c.to_json() for c in checks]
         write_json({"name": row.name, "path": row.path, "ok": not failed(checks), "files": files})
@@ -167,9 +169,9 @@ def counts(manifest: Mapping[str, Any]) -> None:
 def files(dataset: Any) -> None:
     """The paths of a dataset's files."""
     sizes = {name: f["size"] for name, f in dataset.manifest["files"].items()}
-    names = [*sizes, *(n for n in ("manifest.json", "run.json") if (dataset.path / n).is_file())]
-    for name in names:
-        write(f"{dataset.path / name}{f'  {size(sizes[name])}' if name in sizes else ''}")
+    others = (n for n in ("manifest.json", "run.json") if not isinstance(f := dataset.at(n), Path) or f.is_file())
+    for name in (*sizes, *others):
+        write(f"{dataset.at(name)}{f'  {size(sizes[name])}' if name in sizes else ''}")
 
 
 def _open(name: str) -> Any:

@@ -1,6 +1,5 @@
 """`protea list`: what is in the catalogue."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -54,20 +53,16 @@ def _input_line(row: Any) -> tuple[str, ...]:
 
 def dataset_line(row: Any) -> tuple[str, ...]:
     """A dataset of the catalogue as a line of the list."""
-    from protea.exporting import in_place
-
     what = f"{row.n_train_rows:,} train and {row.n_eval_rows:,} eval rows"
-    what += "" if in_place(Path(row.path), row.fingerprint) else "; ITS FILES ARE GONE OR DAMAGED"
+    what += "; ITS FILES ARE GONE OR DAMAGED" if _there(row) is False else ""
     return "dataset", row.name, "", what, size(_bytes(row)), when(row.created_at)
 
 
 def dataset_json(row: Any) -> dict[str, Any]:
     """A dataset of the catalogue as JSON values."""
-    from protea.exporting import in_place
-
     return {
         "name": row.name,
-        "in_place": in_place(Path(row.path), row.fingerprint),
+        "in_place": _there(row),
         "path": row.path,
         "fingerprint": row.fingerprint,
         "n_train_rows": row.n_train_rows,
@@ -75,6 +70,13 @@ def dataset_json(row: Any) -> dict[str, Any]:
         "bytes": _bytes(row),
         "made_at": row.created_at.isoformat(timespec="seconds"),
     }
+
+
+def _there(row: Any) -> bool | None:
+    """Whether its files are there; None for those in a bucket, which a list does not wait for (`dataset verify` does)."""
+    from protea.exporting import in_place
+
+    return None if "://" in row.path else in_place(row, read_settings())
 
 
 def _bytes(row: Any) -> int:

@@ -170,7 +170,7 @@ class Staging:
         When it is shared it goes in one step, lest another process makes something in what is being removed.
         """
         if self.shared:
-            if self.present():
+            if Staging.present(self):  # here, wherever else it may be gone from
                 gone = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:12]}.gone")
                 with contextlib.suppress(FileNotFoundError):  # another process is doing the same
                     os.rename(self.path, gone)
@@ -242,11 +242,15 @@ class Staging:
             fs.fsync_dir(directory.parent)
             self.guard()
         # not canonical: the order of the counts is that of the manifest
-        text = json.dumps({**marker, "check": digest(marker)}, separators=(",", ":"), allow_nan=False)
-        fs.write_file(directory / MARKER, text.encode())
+        text = json.dumps({**marker, "check": digest(marker)}, separators=(",", ":"), allow_nan=False).encode()
+        self._publish(name, directory, files, text)
+        fs.write_file(directory / MARKER, text)
         if self.shared:
-            return self._move(name, directory, key) or Stage(final, files, result)
+            return self._move(name, directory, key, self.guard) or Stage(final, files, result)
         return Stage(final, files, result)
+
+    def _publish(self, name: str, directory: Path, files: Mapping[str, FileInfo], marker: bytes) -> None:
+        """Where other machines are to see a stage, make it known to them before its marker is written here."""
 
     def _alone(self, name: str) -> Path:
         """A new directory below `open/`, locked; what processes that are gone have left there is removed."""
@@ -265,12 +269,12 @@ class Staging:
                 fs.remove_tree(directory)
             os.close(fd)
 
-    def _move(self, name: str, directory: Path, key: Mapping[str, Any]) -> Stage | None:
+    def _move(self, name: str, directory: Path, key: Mapping[str, Any], guard: Callable[[], None]) -> Stage | None:
         """Give a whole stage its place, unless another process has put one there, which is returned."""
         final = self.stage_dir(name)
         _mkdirs(self.path, final.parent)
         while True:
-            self.guard()
+            guard()
             try:
                 os.rename(directory, final)
             except OSError as e:
@@ -328,10 +332,18 @@ def verify(directory: Path, key: Mapping[str, Any]) -> tuple[Stage | None, str |
 def read_marker(directory: Path) -> dict[str, Any] | None:
     """The marker of a stage, or None when it is missing, unreadable or not what was written."""
     try:
-        marker = json.loads((directory / MARKER).read_bytes())
+        return parse_marker((directory / MARKER).read_bytes())
+    except OSError:
+        return None
+
+
+def parse_marker(data: bytes) -> dict[str, Any] | None:
+    """A marker from its bytes, or None when they are not what was written."""
+    try:
+        marker = json.loads(data)
         check = marker.pop("check")
         return marker if check == digest(marker) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -27,7 +27,7 @@ from protea.catalog import Catalog, open_catalog
 from protea.catalog import Dataset as DatasetRow
 from protea.core.config import parse
 from protea.errors import BusyError, CancelledError, DatabaseError, ProteaError, UserError
-from protea.exporting import Rows, alignment_cache, resolve
+from protea.exporting import Rows, alignment_cache, bucket_of, resolve
 from protea.jobs import rows
 from protea.jobs.rows import Lease
 from protea.settings import Settings
@@ -148,11 +148,7 @@ class Child:
         return {"rows": None}
 
     def _where(self, context: "Context") -> dict[str, str]:
-        from protea.core.keys import fingerprint
-        from protea.core.staging import Staging
-
-        mark = fingerprint(context.config, context.inputs)
-        return {"fingerprint": mark, "staging": str(Staging(context.resume_dir, context.config.name, mark).path)}
+        return {"fingerprint": context.mark, "staging": str(context.staging().path)}
 
     def _serial(self, lease: Lease) -> dict[str, Any]:
         from protea.core.operations.export_research_dataset import export_research_dataset, read_manifest
@@ -174,10 +170,13 @@ class Child:
             alignments=cache,
             cancelled=self.stopped.is_set,
             commit_guard=self._guard,
+            # a process of another machine may be paused and keep its lock; what it may commit is the lease's affair
+            shared=self.settings.remote is not None,
+            bucket=bucket_of(self.settings, self.catalog),
         )
         for problem in cache.problems if cache else ():
             self.tell("export.warning", text=problem)
-        manifest = read_manifest(path) or {}
+        manifest = read_manifest(path, self.settings.remote) or {}
         made = sum(manifest.get(f"n_{split}_rows", 0) for split in ("train", "eval"))
         return {"last": True, "artefact": str(path), "rows": made}
 
@@ -209,6 +208,7 @@ class Child:
                 cancelled=self.stopped.is_set,
                 commit_guard=self._guard,
                 replace=bool(lease.options.get("replace")),
+                bucket=bucket_of(self.settings, self.catalog),
             )
             self._context = (key, context)
         context = self._context[1]

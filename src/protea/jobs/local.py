@@ -52,7 +52,7 @@ def submit(config: Path | str | ExportConfig | None = None, *, settings: Setting
     wanted = configure(config, values)
     with open_catalog(settings) as catalog:
         catalog.prepare_queue()
-        resolved, inputs = resolve(wanted, catalog, settings)
+        resolved, inputs = resolve(wanted, catalog, settings, fetch=False)
         row = Rows(catalog).find(resolved.name)
         if row is not None and row["fingerprint"] != fingerprint(resolved, inputs) and not replace:
             raise ConflictError(

@@ -19,7 +19,7 @@ from typing import Any
 
 from protea.catalog import Catalog, open_catalog
 from protea.errors import ConfigError, DatabaseError, ProteaError
-from protea.exporting import LOGGED
+from protea.exporting import LOGGED, tidy
 from protea.jobs import queue, rows, takeover
 from protea.jobs.rows import Lease
 from protea.jobs.supervise import Child, Outcome, cores
@@ -84,6 +84,7 @@ class _Worker:
         )  # fmt: skip
         app = queue.app(connector)
         watch = asyncio.create_task(self._watch(until_idle))
+        tidying = asyncio.create_task(self._tidy())
         async with app.open_async():
             tasks = [asyncio.create_task(slot.serve(app)) for slot in self.slots]
             await self.stopping.wait()
@@ -92,9 +93,11 @@ class _Worker:
             await self._let_end(tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
         watch.cancel()
+        tidying.cancel()
         for slot in self.slots:
             if slot.child:
                 await slot.child.end()
+        await asyncio.to_thread(tidy, self.settings)
         with contextlib.suppress(DatabaseError):
             await asyncio.to_thread(takeover.leave, self.catalog, self.id)
         self.say(f"worker {self.owner}: stopped")
@@ -142,7 +145,16 @@ class _Worker:
             self._complaint = text
             self.say(f"worker {self.owner}: {text}")
 
-    # -- the loop beside the slots
+    # -- the loops beside the slots
+
+    async def _tidy(self) -> None:
+        """Remove what is left here of exports that workers of other machines have finished."""
+        while True:
+            await asyncio.sleep(self.settings.lease_seconds / 3)
+            try:
+                await asyncio.to_thread(tidy, self.settings)
+            except Exception as e:
+                self.complain(e)
 
     async def _watch(self, until_idle: bool) -> None:
         while True:

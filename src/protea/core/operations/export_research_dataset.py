@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import ConflictError, DiskError, StorageError
 from .. import fs, manifest, room
@@ -28,6 +28,10 @@ from ..runner import CutRunner, Report, load_inputs, never, silent
 from ..schema import CATEGORIES, KNOWN, ROWS, TRUTH
 from ..staging import Stage, Staging
 
+if TYPE_CHECKING:
+    from ..bucket import Bucket
+    from ..remote import Remote
+
 __all__ = ["Place", "Registry", "export_research_dataset", "load_inputs", "read_manifest", "silent", "whole"]
 
 HEX12 = "[0-9a-f]" * 12
@@ -39,8 +43,8 @@ class Registry(Protocol):
     def find(self, name: str) -> Mapping[str, Any] | None:
         """`fingerprint`, `path` and `manifest` of a published dataset."""
 
-    def register(self, name: str, fingerprint: str, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Insert the row, or replace the one of that name."""
+    def register(self, name: str, fingerprint: str, path: Path | str, manifest: Mapping[str, Any]) -> None:
+        """Insert the row, or replace the one of that name. `path`: a directory, or the URI of one in a bucket."""
 
 
 def export_research_dataset(
@@ -59,8 +63,9 @@ def export_research_dataset(
     cancelled: Callable[[], bool] = never,
     commit_guard: Callable[[], None] = nothing,
     shared: bool = False,
-) -> Path:
-    """Make the dataset, or go on making it, and return its directory.
+    bucket: "Bucket | None" = None,
+) -> Path | str:
+    """Make the dataset, or go on making it, and return its directory (a URI when there is a `bucket`).
 
     `config` is resolved (every name is filled in). `cancelled` is asked several times a second, `commit_guard` is called
     right before a finished cut or the dataset gets its place, and raises when this process may not commit any more;
@@ -69,8 +74,8 @@ def export_research_dataset(
     export is going on (unless `wait`), StorageError for a disk that fails, CancelledError.
     """
     mark = fingerprint(config, inputs)
-    staging = Staging(resume_dir, config.name, mark, commit_guard)
-    place = Place(config.name, mark, datasets_dir / config.name, registry, report, replace, commit_guard)
+    staging = open_staging(bucket, resume_dir, config.name, mark, commit_guard)
+    place = open_place(bucket, config.name, mark, datasets_dir / config.name, registry, report, replace, staging.guard)
     staging.acquire(shared=shared, wait=wait, waiting=lambda why: report("export.waiting", reason=why))
     try:
         with fs.one_line_errors(staging.path):
@@ -93,7 +98,19 @@ def export_research_dataset(
             raise
     finally:
         staging.release()
-    return place.final
+    return place.where
+
+
+def open_staging(
+    bucket: "Bucket | None", base: Path, name: str, fingerprint: str, guard: Callable[[], None] = nothing
+) -> Staging:
+    """The staging directory of an export, not locked yet."""
+    return (bucket.staging if bucket else Staging)(base, name, fingerprint, guard)
+
+
+def open_place(bucket: "Bucket | None", *what: Any) -> "Place":
+    """Where a dataset is to be; `what`: the fields of a `Place`."""
+    return bucket.place(*what) if bucket else Place(*what)
 
 
 @dataclass(frozen=True)
@@ -112,6 +129,11 @@ class Place:
     report: Report
     replace: bool
     guard: Callable[[], None] = nothing
+
+    @property
+    def where(self) -> Path | str:
+        """What its row says."""
+        return self.final
 
     @property
     def old(self) -> Path:
@@ -138,9 +160,13 @@ class Place:
     def settled(self) -> bool:
         """Whether this very dataset is in place, with its row (see `settle`); what killed runs were assembling goes."""
         with self.locked():
-            for tmp in self.final.parent.glob(f".{self.name}.{HEX12}-{HEX12}.new"):
-                fs.remove_abandoned(tmp)
+            self.sweep()
             return self.settle()
+
+    def sweep(self) -> None:
+        """Remove what killed runs were assembling here."""
+        for tmp in self.final.parent.glob(f".{self.name}.{HEX12}-{HEX12}.new"):
+            fs.remove_abandoned(tmp)
 
     def settle(self, *, again: bool = False) -> bool:
         """Whether this very dataset is in place, with its row.
@@ -154,7 +180,7 @@ class Place:
         mine = here is not None and here[0] == self.mark
         ours = at is not None and at[0] == self.mark
         if mine or self.old.exists() or here != at:
-            if found is not None and here is not None and _as_recorded(found, row) and whole(self.final, found):
+            if found is not None and here is not None and as_recorded(found, row) and whole(self.final, found):
                 # a row of other data in another place is no publication cut short: that name is taken
                 if at is None or here[0] == at[0] or here[1] == at[1] or (mine and self.replace):
                     if here != at:
@@ -177,7 +203,7 @@ class Place:
                 self.report("export.warning", text=f"{self.final} is damaged; its files are made again")
         taken = not ours and (at is not None or (self.final.exists() and not mine))
         if taken and not self.replace:
-            raise _taken(self.name)
+            raise name_taken(self.name)
         return False
 
     def put(self, tmp: Path, document: Mapping[str, Any]) -> None:
@@ -200,11 +226,11 @@ class Place:
         self._published(document)
 
     def _published(self, document: Mapping[str, Any], **more: Any) -> None:
-        self.report("export.published", name=self.name, path=str(self.final),
+        self.report("export.published", name=self.name, path=str(self.where),
                     n_train_rows=document["n_train_rows"], n_eval_rows=document["n_eval_rows"], **more)  # fmt: skip
 
 
-def _taken(name: str) -> ConflictError:
+def name_taken(name: str) -> ConflictError:
     return ConflictError(f"a dataset named {name!r} exists with other settings or inputs",
                          hint="choose another name, or pass --replace")  # fmt: skip
 
@@ -238,16 +264,20 @@ def _publish(runner: CutRunner, stages: Mapping[str, Stage], place: Place, run: 
         place.put(tmp, document)
 
 
-def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest of a dataset directory, or None."""
+def read_manifest(directory: Path | str, remote: "Remote | None" = None) -> dict[str, Any] | None:
+    """The manifest of a dataset's directory, or None. A URI must be one below `remote`."""
     try:
-        found = json.loads((directory / "manifest.json").read_bytes())
+        if isinstance(directory, Path):
+            data: bytes | None = (directory / "manifest.json").read_bytes()
+        else:
+            data = remote.read(f"{remote.name(directory)}/manifest.json") if remote else None
+        found = json.loads(data or b"null")
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"fingerprint", "files"} <= found.keys() else None
 
 
-def _as_recorded(found: Mapping[str, Any], row: Mapping[str, Any] | None) -> bool:
+def as_recorded(found: Mapping[str, Any], row: Mapping[str, Any] | None) -> bool:
     """Whether a manifest is the one in the row of the same dataset, if there is one: its own digest is nowhere."""
     recorded = row.get("manifest") if row is not None and row["fingerprint"] == found["fingerprint"] else None
     return recorded is None or json.loads(manifest.dumps(recorded)) == found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....errors import StorageError
 from ... import fs
@@ -21,7 +21,10 @@ from ...cut import QUERIES_PER_BLOCK, Cut, Prepared
 from ...keys import ExportInputs, fingerprint
 from ...runner import CutRunner, Report, never, silent
 from ...staging import Stage, Staging
-from ..export_research_dataset import Registry
+from ..export_research_dataset import Registry, open_staging
+
+if TYPE_CHECKING:
+    from ...bucket import Bucket
 
 OPERATIONS = {"knn": "export_knn_batch", "features": "export_features_batch", "write": "export_write"}
 QUEUES = {
@@ -92,6 +95,7 @@ class Context:
     cancelled     asked several times a second; when it says True, CancelledError is raised
     commit_guard  called right before a stage or the dataset gets its place; raises when this process may not commit
     registry      the `Dataset` rows, for `validate` and the last write
+    bucket        where stages and datasets go when the workers share no disk
     """
 
     config: ExportConfig
@@ -106,6 +110,7 @@ class Context:
     commit_guard: Callable[[], None] = nothing
     registry: Registry | None = None
     replace: bool = False
+    bucket: "Bucket | None" = None
 
     @cached_property
     def runner(self) -> CutRunner:
@@ -124,7 +129,7 @@ class Context:
         return fingerprint(self.config, self.inputs)
 
     def staging(self) -> Staging:
-        return Staging(self.resume_dir, self.config.name, self.mark, lambda: self.commit_guard())
+        return open_staging(self.bucket, self.resume_dir, self.config.name, self.mark, lambda: self.commit_guard())
 
     def cut(self, job: MiniJob) -> Cut:
         return next(c for c in self.runner.cuts if c.pair == job.cut)

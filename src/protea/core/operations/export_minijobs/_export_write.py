@@ -56,8 +56,9 @@ def _dataset(context: Context) -> Done:
         cancelled=context.cancelled,
         commit_guard=context.commit_guard,
         shared=True,
+        bucket=context.bucket,
     )
-    found = read_manifest(path) or {}
+    found = read_manifest(path, context.bucket.remote if context.bucket else None) or {}
     rows = found.get("n_train_rows", 0) + found.get("n_eval_rows", 0)
     restored = "export.started" not in heard
     return Done(rows, restored, context.mark, round(time.monotonic() - start, 3), str(path))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ....errors import ConflictError, DiskError, StorageError
 from ... import fs, room
-from ..export_research_dataset import Place, Registry
+from ..export_research_dataset import Registry, open_place
 from ._context import Context, MiniJob
 
 
@@ -18,7 +18,7 @@ def registry(context: Context) -> Registry:
     return context.registry
 
 
-def validate(context: Context) -> Path | None:
+def validate(context: Context) -> Path | str | None:
     """Make sure that the export can begin: its name is free, its inputs can be read, there is room for its files.
 
     The dataset's directory when this very dataset is published already. Errors: ConflictError, DiskError, StorageError,
@@ -32,7 +32,9 @@ def validate(context: Context) -> Path | None:
             )
     context.runner.shared  # noqa: B018 - opens and checks the others
     final = context.datasets_dir / config.name
-    place = Place(config.name, context.mark, final, registry(context), context.report, context.replace)
+    place = open_place(
+        context.bucket, config.name, context.mark, final, registry(context), context.report, context.replace
+    )
     staging = context.staging()
     staging.acquire(shared=True)
     try:
@@ -40,7 +42,7 @@ def validate(context: Context) -> Path | None:
             staging.sweep()
             if place.settled():
                 staging.remove()
-                return final
+                return place.where
             room.check(context.runner, staging, context.datasets_dir)
     except (ConflictError, DiskError):
         if staging.present() and staging.untouched():
