@@ -60,8 +60,8 @@ class TableReport:
     def reject(self, reason: str, n: int, problems: Sequence[tuple[int, str]] = ()) -> None:
         """Count malformed rows; `problems`: line and text of the first ones."""
         self.rejected[reason] = self.rejected.get(reason, 0) + n
-        room = MAX_PROBLEMS - len(self.problems)
-        self.problems += [(line, reason, text) for line, text in problems[:room]]
+        new = ((line, reason, text) for line, text in problems)
+        self.problems = sorted([*self.problems, *new])[:MAX_PROBLEMS]  # by line, so that no block size shows
 
 
 def check_rejected(report: TableReport, max_rejected: float = MAX_REJECTED) -> None:
@@ -197,7 +197,6 @@ def read_blocks(
     if separator == CAFA and not ended:
         raise InputError(f"{reader.name}: the last line is not END: the file is cut off", hint="fetch it again")
     report.sha256 = reader.sha256
-    report.problems.sort()
     if not report.rows:
         raise InputError(f"{reader.name}: there is no row in it", hint="is it the right file, and whole?")
 
