@@ -43,9 +43,10 @@ def test_a_reader_that_crashes_is_found_out(tmp_path: Path, monkeypatch: pytest.
 
 def test_problems_do_not_depend_on_the_block_size(tmp_path: Path) -> None:
     path = tmp_path / "i.tsv"
-    path.write_text("P1\tGO:0000001\t0.5\tPfam\t1\nP2\tGO:1\t0.5\tPfam\t1\nP3\tGO:0000001\t0.5\n" * 20)
+    path.write_text("P1\tGO:0000001\t0.5\tPfam\t1\nP2\tGO:1\t0.5\tPfam\t1\nP3\tGO:0000001\t0.5\n" * 90)
     problems = [interpro.read_interpro(path, None, block_size=size).problems for size in (64, 1 << 20)]
     assert problems[0] == problems[1] == sorted(problems[0])
+    assert len(problems[0]) == 100
 
 
 def test_text_in_parquet_that_is_no_utf8(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ class TableReport:
     def reject(self, reason: str, n: int, problems: Sequence[tuple[int, str]] = ()) -> None:
         """Count malformed rows of a block; `problems`: line and text of the first ones of this reason."""
         self.rejected[reason] = self.rejected.get(reason, 0) + n
-        self.problems = sorted([*self.problems, *((line, reason, text) for line, text in problems)])[:MAX_PROBLEMS]
+        new = ((line, reason, text) for line, text in problems)
+        self.problems = sorted([*self.problems, *new])[:MAX_PROBLEMS]  # by line, so that no block size shows
 
 
 def check_rejected(report: TableReport, max_rejected: float = MAX_REJECTED) -> None:
