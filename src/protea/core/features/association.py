@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from ..arrays import I32, I64
+from ..arrays import I32, I64, csr_gather
 from .block import Block, CutArrays, QueryBlock
 
 
@@ -72,47 +72,53 @@ def _turned(ptr, term, n_terms):
 
 
 @numba.njit(cache=True, nogil=True)
-def _associate(query, term, aspect, known_ptr, known, place, together_ptr, together_term, together_n, population,
-               own, ptr, donor_term, closure_ptr, closure, total, cross, present):  # fmt: skip
-    """Candidates come grouped by query. place[j] is the row of known[j] in the co-occurrence; own[q]: the query as donor."""
-    n_terms = len(aspect)
-    joint = np.zeros(n_terms, dtype=np.int32)
+def _owned(queries, first, last, term, known_ptr, known, own, ptr, donor_term, n_terms, row_has, known_has):
+    """Which candidates, and which known terms, of each query it has itself as a donor (`own`: which one, -1 for none)."""
     mine = np.full(n_terms, -1, dtype=np.int64)
-    implied = np.full(n_terms, -1, dtype=np.int64)
-    first = 0
-    step = np.int64(0)
-    while first < len(term):
-        q = query[first]
-        last = first
-        while last < len(term) and query[last] == q:
-            last += 1
-        if own[q] >= 0:
-            for j in range(ptr[own[q]], ptr[own[q] + 1]):
-                mine[donor_term[j]] = q
+    for i in range(len(queries)):
+        q = queries[i]
+        if own[q] < 0:
+            continue
+        for j in range(ptr[own[q]], ptr[own[q] + 1]):
+            mine[donor_term[j]] = q
+        for j in range(first[i], last[i]):
+            row_has[j] = mine[term[j]] == q
         for j in range(known_ptr[q], known_ptr[q + 1]):
-            k = known[j]
-            for c in range(closure_ptr[k], closure_ptr[k + 1]):
-                implied[closure[c]] = step
-            row = place[j]
+            known_has[j] = mine[known[j]] == q
+
+
+@numba.njit(cache=True, nogil=True)
+def _associate(asked, asker, first, last, term, aspect, known, place, row_has, known_has, together_ptr, together_term,
+               together_n, population, closure_ptr, closure, total, cross, present):  # fmt: skip
+    """asked: indices into `known`, whose terms' co-occurrences are the rows `place`; asker: whose they are, as an index of
+    `first` and `last`, its candidates. Equal places come together: a term is spread out once for all who know it."""
+    joint = np.zeros(len(aspect), dtype=np.int32)
+    implied = np.full(len(aspect), -1, dtype=np.int64)
+    row = np.int64(-1)
+    for i in range(len(asked)):
+        k = known[asked[i]]
+        if place[asked[i]] != row:
+            if row >= 0:
+                for c in range(together_ptr[row], together_ptr[row + 1]):
+                    joint[together_term[c]] = 0
+            row = place[asked[i]]
             for c in range(together_ptr[row], together_ptr[row + 1]):
                 joint[together_term[c]] = together_n[c]
-            has = own[q] >= 0 and mine[k] == q  # q itself is left out of every count
-            n_k = population[k] - (1 if has else 0)
-            for i in range(first, last):
-                t = term[i]
-                if implied[t] == step:
-                    continue
-                present[i] = True
-                if n_k > 0:
-                    both = joint[t] - (1 if has and mine[t] == q else 0)
-                    share = np.float32(both / n_k)
-                    total[i] = max(total[i], share)
-                    if aspect[k] != aspect[t]:
-                        cross[i] = max(cross[i], share)
-            for c in range(together_ptr[row], together_ptr[row + 1]):
-                joint[together_term[c]] = 0
-            step += 1
-        first = last
+            for c in range(closure_ptr[k], closure_ptr[k + 1]):
+                implied[closure[c]] = row
+        has = known_has[asked[i]]  # the query is left out of every count
+        n_k = population[k] - (1 if has else 0)
+        for r in range(first[asker[i]], last[asker[i]]):
+            t = term[r]
+            if implied[t] == row:
+                continue
+            present[r] = True
+            if n_k > 0:
+                both = joint[t] - (1 if has and row_has[r] else 0)
+                share = np.float32(both / n_k)
+                total[r] = max(total[r], share)
+                if aspect[k] != aspect[t]:
+                    cross[r] = max(cross[r], share)
 
 
 class _Donors:
@@ -174,12 +180,19 @@ def columns(block: Block) -> dict[str, pa.Array]:
     at = np.searchsorted(d.who, of.queries)
     at[at == len(d.who)] = 0
     own = np.where(d.who[at] == of.queries, at, -1) if len(d.who) else np.full(len(of.queries), -1)
+    place, ptr, term, n = of.memo.once("association", lambda: _together(of, d))
+    known_ptr, known = of.known
+    starts = np.flatnonzero(np.diff(block.query, prepend=-1))  # candidates come grouped by query
+    queries, first, last = block.query[starts], starts, np.append(starts[1:], len(c))
+    row_has, known_has = np.zeros(len(c), dtype=np.bool_), np.zeros(len(known), dtype=np.bool_)
+    _owned(queries, first, last, c.term, known_ptr, known, own, d.ptr, d.term, len(cut.onto.ids), row_has, known_has)
+    asker, asked = csr_gather(known_ptr, np.arange(len(known)), queries)
+    together = np.argsort(place[asked], kind="stable")
     total, cross = np.zeros(len(c), dtype=np.float32), np.zeros(len(c), dtype=np.float32)
     present = np.zeros(len(c), dtype=np.bool_)
-    place, ptr, term, n = of.memo.once("association", lambda: _together(of, d))
     _associate(
-        block.query, c.term, cut.onto.aspect, *of.known, place, ptr, term, n, d.population, own.astype(np.int64), d.ptr,
-        d.term, cut.onto.closure_ptr, cut.onto.closure, total, cross, present,
+        asked[together], asker[together], first, last, c.term, cut.onto.aspect, known, place, row_has, known_has, ptr, term,
+        n, d.population, cut.onto.closure_ptr, cut.onto.closure, total, cross, present,
     )  # fmt: skip
     return {
         "association_total": pa.array(total),
