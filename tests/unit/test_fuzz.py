@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from bench import fuzz
 
-from protea.core import interpro, scores
+from protea.core import annotations, interpro, scores
 from protea.core.embeddings import inspect_embeddings
 from protea.errors import InputError
+from worlds import gaf_row
 
 EXECUTIONS = 200
 
@@ -88,3 +89,11 @@ def test_npy_arrays_of_nothing(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="truncated or damaged"):
         inspect_embeddings(path)
+
+
+def test_a_gaf_that_begins_with_something_else(tmp_path: Path) -> None:
+    """Whether it is taken for one does not depend on the block size: a thousand lines were enough to give up."""
+    path = tmp_path / "a.gaf"
+    path.write_text("[Term]\n" * 2000 + "\t".join(gaf_row("P1", "GO:0005515", "IDA")) + "\n")
+    for size in (512, 1 << 20):
+        assert annotations.read_gaf(path, block_size=size).kept == 1

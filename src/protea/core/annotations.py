@@ -42,7 +42,7 @@ _HEADERS = {
     "gaf_version": re.compile(rb"!\s*gaf[-_ ]?version\s*:\s*(.*\S)", re.I),
     "go_version": re.compile(rb"!\s*go[-_ ]?version\s*:\s*(.*\S)", re.I),
 }
-_SURE = 1000  # rows without one that looks like GAF, after which the rest of the file is not looked at
+_SURE = 1 << 20  # bytes of rows without one that looks like GAF, after which the rest of the file is not looked at
 
 
 @dataclass
@@ -114,7 +114,7 @@ def read_gaf(
     slots = gafscan.build_table(offsets, words)
     counts = np.zeros(gafscan.N_COUNTS, np.int64)
     distinct, dropped = Distinct(), (Counter[int](), Counter[int]())
-    lines = 0
+    lines = seen = 0
     with textio.open_text(path) as reader:
         for block in textio.blocks(reader, block_size, reuse=True):
             data = np.frombuffer(block, np.uint8)
@@ -135,7 +135,8 @@ def read_gaf(
                     sink(batch)
             if progress is not None:
                 progress(reader.consumed)
-            if counts[gafscan.ROWS] >= _SURE and not counts[gafscan.SHAPED]:
+            seen += len(data)
+            if seen >= _SURE and counts[gafscan.ROWS] and not counts[gafscan.SHAPED]:
                 break
         report.sha256 = reader.sha256
     if not counts[gafscan.ROWS]:
