@@ -91,7 +91,8 @@ class ObjectStore:
             self.process.wait()
             self.process = None
         for port in self.ports:
-            Path(f"/tmp/seaweedfs-filer-grpc-{port}.sock").unlink(missing_ok=True)
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # where it has its sockets, whatever one asks
+                left.unlink(missing_ok=True)
 
     def pause(self) -> None:
         assert self.process is not None

@@ -66,7 +66,7 @@ class PgServer:
     @property
     def version(self) -> str:
         with psycopg.connect(self.url) as connection:
-            return str(connection.execute("SHOW server_version").fetchone())
+            return str(connection.execute("SHOW server_version").fetchall()[0][0])
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)  # without waiting for connections
