@@ -26,7 +26,7 @@ demo: $(VENV)/runtime.stamp
 	@$(VENV)/bin/protea demo
 
 test: lint
-	@$(PY) -m pytest -q $(TESTS) -n $(WORKERS) --maxprocesses 8 --cov=protea --cov-report=term:skip-covered --cov-report=xml
+	@$(PY) -m pytest -q $(TESTS) -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 40 --cov=protea --cov-report=term:skip-covered --cov-report=xml
 
 lint: $(VENV)/test.stamp
 	@$(PY) -m ruff check --quiet $(CODE)

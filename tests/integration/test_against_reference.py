@@ -9,6 +9,7 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 import reference
+from farm import ALL
 from product import Product, product, read
 from worlds import World, random_settings, random_world, settings, worlds
 
@@ -29,7 +30,7 @@ def compare(p: Product, drawn: dict[str, Any], where: str = "run") -> int:
     return len(want["train"]) + len(want["eval"])
 
 
-@pytest.mark.parametrize("start", range(0, 200, 10))
+@pytest.mark.parametrize("start", range(0, 200, 10 if ALL else 20))
 def test_seeded_worlds(start: int) -> None:
     """Ten worlds each of growing size, with settings drawn from the same seed."""
     rows = 0
@@ -41,7 +42,11 @@ def test_seeded_worlds(start: int) -> None:
 
 
 @given(st.data())
-@budget(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@budget(
+    max_examples=40 if ALL else 20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_any_world(data: st.DataObject) -> None:
     world = data.draw(worlds())
     drawn = data.draw(settings(world))

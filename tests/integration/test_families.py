@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 import reference_families
+from farm import ALL
 from product import Product, contents, product, read
 from worlds import TABLES, random_settings, random_world, settings, worlds
 
@@ -41,7 +42,7 @@ def compare(p: Product, drawn: dict[str, Any]) -> int:
     return len(want["train"]) + len(want["eval"])
 
 
-@pytest.mark.parametrize("start", range(0, 60, 10))
+@pytest.mark.parametrize("start", range(0, 60, 10 if ALL else 20))
 def test_seeded_worlds(start: int) -> None:
     rows = 0
     for seed in range(start, start + 10):
@@ -52,7 +53,11 @@ def test_seeded_worlds(start: int) -> None:
 
 
 @given(st.data())
-@budget(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@budget(
+    max_examples=20 if ALL else 12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_any_world(data: st.DataObject) -> None:
     world = data.draw(worlds(families=True))
     drawn = data.draw(settings(world, families=True))
