@@ -54,6 +54,7 @@ def plan(
     from .core import annotation_set, room
     from .core.cut import NEIGHBOURS_PER_BLOCK, QUERIES_PER_BLOCK, prepare
     from .core.keys import cut_key, cuts, fingerprint
+    from .core.manifest import no_vectors
     from .core.ontology import ASPECT_NAMES
     from .core.operations.export_research_dataset import load_inputs, open_staging
     from .core.schema import CATEGORIES
@@ -90,6 +91,8 @@ def plan(
             for i, c in enumerate(CATEGORIES)
         }
         aspects = p.search.aspects
+        if len(t.protein) and not len(p.queries):
+            warnings.append(no_vectors(cut.pair, len(t.protein)))
         absent = int(np.count_nonzero(t.absent))
         if absent > 0.2 * len(t.protein):
             warnings.append(f"{cut.pair}: {absent} of {len(t.protein)} members do not occur in the old set at all")
@@ -158,10 +161,10 @@ def explain(
             config = _config_of(target, catalog, overrides)
         resolved, inputs = resolve(config, catalog, settings)
         row, bucket = Rows(catalog).find(resolved.name), bucket_of(settings, catalog)
-    mark = fingerprint(resolved, inputs)
+        mark = fingerprint(resolved, inputs)
+        same = row is not None and row["fingerprint"] == mark
+        published = same and in_place(catalog.find_dataset(resolved.name), settings)
     staging = open_staging(bucket, settings.resume_dir, resolved.name, mark)
-    same = row is not None and row["fingerprint"] == mark
-    published = same and in_place(catalog.find_dataset(resolved.name), settings)
     since = [] if same or not row else changes(row["manifest"]["config"], resolved.model_dump(mode="json"))
     others = [
         d

@@ -5,8 +5,9 @@ Called by the command line and the Python API; the core gets plain paths.
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 if TYPE_CHECKING:
@@ -41,25 +42,25 @@ class Settings(BaseSettings):
     export_resume_dir: Path | None = None
     """PROTEA_EXPORT_RESUME_DIR: where exports keep their staging directories (default `<home>/storage/export_resume/`)."""
 
-    threads: int = 0
+    threads: Annotated[int, Field(ge=0)] = 0
     """PROTEA_THREADS: threads of the neighbour search and the alignments (0: one per core; of a worker's process, its share
     of the machine's cores beside all other processes of workers). It changes no byte."""
 
-    alignment_cache_bytes: int = 2 << 30
+    alignment_cache_bytes: Annotated[int, Field(ge=0)] = 2 << 30
     """PROTEA_ALIGNMENT_CACHE_BYTES: how large the cache of alignments under `<home>/storage/alignments/` may grow."""
 
     export_minijobs: bool = False
     """PROTEA_EXPORT_MINIJOBS: 1, and a worker cuts the exports that it coordinates into minijobs for all workers; unset
     or 0, it runs them in place, cut after cut. The bytes are the same."""
 
-    export_queries_per_block: int = 2000
+    export_queries_per_block: Annotated[int, Field(ge=1)] = 2000
     """PROTEA_EXPORT_QUERIES_PER_BLOCK: queries of one minijob. It changes no byte."""
 
-    lease_seconds: float = 30
+    lease_seconds: Annotated[float, Field(ge=1)] = 30
     """PROTEA_LEASE_SECONDS: a worker that was not heard of for so long is taken for dead; others do its minijobs. The same
     for all workers of a database."""
 
-    retry_seconds: float = 5
+    retry_seconds: Annotated[float, Field(ge=0)] = 5
     """PROTEA_RETRY_SECONDS: how long a minijob that failed waits before its second attempt; five times that before the
     third."""
 

@@ -125,9 +125,10 @@ class _Sweeping:
     @contextlib.contextmanager
     def _held(self, staging: Path) -> Iterator[bool]:
         """Within the block no run can have the staging directory; False when one has it."""
+        create = 0 if self.dry_run else os.O_CREAT  # killed while it was made, or while it was removed, it has no lock
         try:
-            fd = os.open(staging / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:  # killed while it was made, or while it was removed
+            fd = os.open(staging / "lock", os.O_RDWR | os.O_CLOEXEC | create, 0o666)
+        except FileNotFoundError:
             yield True
             return
         try:
@@ -296,7 +297,7 @@ def remove_dataset(settings: Settings, name: str) -> Path | str:
         if "://" in where:
             if (bucket := bucket_of(settings, catalog)) is None:
                 raise ConfigError(f"dataset {name!r} lies in {where}", hint="set PROTEA_STORAGE_URL to that bucket")
-            bucket.remove(name, where, lambda: catalog.remove_dataset(name))
+            bucket.remove(name, lambda: catalog.find_dataset(name).path, lambda: catalog.remove_dataset(name))
             return where
         path = Path(where)
         gone = path.with_name(f".{name}.{uuid.uuid4().hex[:12]}.gone")
@@ -317,9 +318,14 @@ def remove_dataset(settings: Settings, name: str) -> Path | str:
 
 
 def doctor(settings: Settings) -> Iterator[Check]:
-    """The checks of a home, one after the other. Nothing is changed (the embedded database is started and migrated)."""
+    """The checks of a home, one after the other. Nothing is repaired (the embedded database is started and migrated)."""
     yield _versions()
     yield _threads(settings)
+    try:
+        _ = settings.remote
+    except ConfigError as e:
+        yield Check("storage", "bad", e.message, e.hint)
+        return
     yield from _disk(settings)
     try:
         with open_catalog(settings) as catalog:

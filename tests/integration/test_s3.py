@@ -307,7 +307,7 @@ def test_a_store_that_cannot_be_used(store: ObjectStore, monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(StorageError, match=r"SIGNATURE_DOES_NOT_MATCH.*AWS_\* keys"):
         Remote(store.url("x")).put("x", b"")
-    for wrong in ("s3:///p", "gs://b/p", "s3://b/p?reigon=x"):
+    for wrong in ("s3:///p", "gs://b/p", "s3://b/p?reigon=x", "s3://[b/p", "s3://b:1/p", "s3://b/../p"):
         with pytest.raises(ConfigError, match="it looks like s3://bucket/prefix") as c:
             Remote(wrong)
         assert wrong not in str(c.value)

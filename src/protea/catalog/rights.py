@@ -21,7 +21,7 @@ T = TypeVar("T")
 PATIENCE = 120.0
 """Seconds to wait for a database that is away."""
 ALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
-"""After how long the server gives up a machine that is gone."""
+"""After how long the server gives up a machine that is gone, and a machine the server."""
 HOLDER = """
 SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid)
 WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -48,7 +48,15 @@ class AdvisoryRight:
             name = f"protea, process {os.getpid()} on {socket.gethostname()}"[:63]
             options = " ".join(f"-c {k}={v}" for k, v in ALIVE.items())
             self._connection = psycopg.connect(
-                self._url, autocommit=True, connect_timeout=10, options=options, application_name=name
+                self._url,
+                autocommit=True,
+                connect_timeout=10,
+                options=options,
+                application_name=name,
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=3,
+                tcp_user_timeout=25_000,
             )
         lock = "pg_try_advisory_lock_shared" if self._shared else "pg_try_advisory_lock"
         row = self._connection.execute(f"SELECT {lock}(%s)", (self._key,)).fetchone()

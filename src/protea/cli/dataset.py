@@ -79,6 +79,10 @@ def show(name: Name, json: Json = False) -> None:
     files(found)
     for warning in m["warnings"]:
         say(f"warning: {warning}")
+    if isinstance(found.path, Path) and (
+        bad := [n for n, f in m["files"].items() if size_of(found.path / n) != f["size"]]
+    ):
+        say(f"warning: {', '.join(bad)} gone or damaged; `protea dataset verify {found.name}` says more")
 
 
 @app.command()
@@ -150,6 +154,11 @@ def remove(
         write_json({"name": name, "path": str(gone)})
     else:
         write(f"removed {name}: {gone}")
+
+
+def size_of(path: Path) -> int | None:
+    """Bytes of a file, None when there is none."""
+    return path.stat().st_size if path.is_file() else None
 
 
 def counts(manifest: Mapping[str, Any]) -> None:

