@@ -247,7 +247,7 @@ class Round:
             self.kill, self.kill, self.pause, self.restart_database, self.fill_disk
         ]  # fmt: skip
         if self.remote is not None:
-            kinds += [self.restart_store, self.pause_store]
+            kinds = [*(kinds if self.struck else ()), self.restart_store, self.pause_store]  # first one of these
         if family:
             try:
                 said = self.chance.choice(kinds)(family)
