@@ -14,7 +14,7 @@ from protea.catalog import Dataset, open_catalog
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
-    with soak_of(tmp_path_factory.mktemp("soak"), 7, worlds=1) as made:
+    with soak_of(tmp_path_factory.mktemp("soak"), 19, worlds=1) as made:
         yield made
 
 
