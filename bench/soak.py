@@ -6,12 +6,16 @@ Each round takes a random world and random settings, exports them undisturbed an
 again in one of three ways (`in place`: the program `protea export run`, run again whenever it ends badly; `queued` to
 workers; `minijobs` of workers) while faults strike: SIGKILL, SIGTERM or SIGINT to a run, worker or child; SIGSTOP for
 shorter or longer than a lease, then SIGCONT; the database stopped, or killed, and started again; a full disk (the kernel
-refuses every write beyond 4 kB of a file); with a `Storage`, the object store away. The disk is slow (each fsync takes a
-while), so that faults meet the work rather than the start of programs. Then the oracle, `Round.verify`:
+refuses every write beyond 4 kB of a file). With seaweedfs installed every third round exports to a bucket, from one or two
+homes that begin empty (each program that is started takes one by chance), and the object store is stopped or paused too.
+The disk is slow (each fsync takes a while), so that faults meet the work rather than the start of programs. Then the
+oracle, `Round.verify`:
 
-- the files are those of the undisturbed run, byte for byte, and the dataset is whole;
+- the files are those of the undisturbed run, byte for byte, and the dataset is whole; one in a bucket can be opened there;
 - one `Dataset` row of that name, one `export.published` or fewer (a run may die between publication and its event);
-- no staging directory is left, nor anything but datasets beside the datasets;
+- no staging directory is left, nor anything but datasets beside the datasets. Of a round with a bucket: after the next
+  worker's or run's `tidy` and `gc`, since another home may have finished the export; objects below the finished export's
+  prefix may be left when a process was killed or stalled, until the same export is run again, which changes nothing;
 - no cut is started after its `cut.finished` was logged, unless `cut.discarded` says why; no minijob is done twice. (What is
   finished but killed before it is logged is restored from its marker, which this cannot see; `test_resume` does.)
 - what is started after the last fault is over does not fail, and failures before that are one line.
@@ -38,7 +42,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import psutil
@@ -47,14 +51,17 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
 import protea  # noqa: E402
+from objectstore import BUCKET, KEY, SECRET, ObjectStore, program  # noqa: E402
 from protea import ingest  # noqa: E402
 from protea.catalog import Dataset, Job, JobEvent, Minijob, open_catalog, upgrade  # noqa: E402
 from protea.catalog.embedded import EmbeddedServer  # noqa: E402
 from protea.core.operations.export_research_dataset import read_manifest, whole  # noqa: E402
 from protea.errors import ProteaError, UserError  # noqa: E402
+from protea.exporting import tidy  # noqa: E402
 from protea.jobs import rows  # noqa: E402
 from protea.jobs.local import submit  # noqa: E402
 from protea.settings import Settings  # noqa: E402
+from protea.upkeep import gc  # noqa: E402
 from worlds import TABLES, random_settings, random_world  # noqa: E402
 
 WAYS = ("minijobs", "in place", "queued")
@@ -69,15 +76,6 @@ def fsync(fd):
     _fsync(fd)
 os.fsync = fsync
 """
-
-
-class Storage(Protocol):
-    """A server of objects that can be away; `environment` is what makes PROTEA use it."""
-
-    environment: dict[str, str]
-
-    def stop(self) -> None: ...
-    def start(self) -> None: ...
 
 
 class Violation(AssertionError):
@@ -100,10 +98,11 @@ class Tally:
 
 
 class Soak:
-    """A home, a database server of its own, and some worlds loaded."""
+    """A home, a database server of its own, an object store if there is one, and some worlds loaded."""
 
-    def __init__(self, place: Path, seed: int, worlds: int = 3, storage: Storage | None = None) -> None:
-        self.place, self.seed, self.tally, self.storage = place, seed, Tally(), storage
+    def __init__(self, place: Path, seed: int, worlds: int = 3) -> None:
+        self.place, self.seed, self.tally = place, seed, Tally()
+        self.store = ObjectStore(place / "store") if program() else None
         self.server = EmbeddedServer(place / "server")
         self.server.acquire()
         url = f"postgresql://postgres@/postgres?host={quote(str(self.server.socket_dir), safe='')}"
@@ -116,24 +115,28 @@ class Soak:
         hook.mkdir()
         (hook / "sitecustomize.py").write_text(SLOW_DISK)
         self.environment = {
-            **os.environ, **self.settings.environment(), **(storage.environment if storage else {}),
+            **os.environ,
             "PYTHONDONTWRITEBYTECODE": "1",  # Python 3.11 makes half a module's cache of a full disk, and trips over it
             "PYTHONPATH": os.pathsep.join([str(hook), str(ROOT / "src")]),
         }  # fmt: skip
+        url = self.store.url("soak").replace("s3://", f"s3://{KEY}:{SECRET}@") if self.store else None
+        self.loading = self.settings.model_copy(update={"storage_url": url})
+        self.homes = [self.loading.model_copy(update={"home": place / x}) for x in "ab"] if url else []
+        """Where a round with a bucket may run."""
         self.worlds = [self._load(i) for i in range(worlds)]
 
     def _load(self, i: int) -> tuple[Any, dict[str, Any]]:
         """A world, and the names of its inputs as settings."""
         world = random_world(1000 * self.seed + i, size=14, families=True)
         files, name = world.write(self.place / f"world{i}"), f"w{i}"
-        ingest.load_ontology(self.settings, files["ontology"], name=name)
-        ingest.load_proteins(self.settings, files["proteins"], name=name)
-        ingest.load_embeddings(self.settings, files["embeddings"]["npz"], name=name)
+        ingest.load_ontology(self.loading, files["ontology"], name=name)
+        ingest.load_proteins(self.loading, files["proteins"], name=name)
+        ingest.load_embeddings(self.loading, files["embeddings"]["npz"], name=name)
         for version, path in files["annotations"].items():
-            ingest.load_annotations(self.settings, path, source=name, version=version, max_rejected=1)
+            ingest.load_annotations(self.loading, path, source=name, version=version, max_rejected=1)
         if files["derived"]:
             ingest.load_annotations(
-                self.settings, files["derived"], source=name, cut_dates=world.cut_dates, max_rejected=1
+                self.loading, files["derived"], source=name, cut_dates=world.cut_dates, max_rejected=1
             )
         loaders = {
             "taxonomy": ingest.load_taxonomy, "term_vectors": ingest.load_term_vectors,
@@ -144,7 +147,7 @@ class Soak:
         for table, load in loaders.items():
             if files.get(table):
                 how = {} if table == "taxonomy" else {"max_rejected": 1.0}
-                load(self.settings, files[table], name=name, **how)
+                load(self.loading, files[table], name=name, **how)
                 names[table] = name
         return world, names
 
@@ -164,6 +167,8 @@ class Soak:
         return {k: v for k, v in drawn.items() if v is not None}, WAYS[number % len(WAYS)]
 
     def close(self) -> None:
+        if self.store:
+            self.store.stop()
         self.server.release()
 
 
@@ -176,6 +181,12 @@ class Round:
         self.name = self.values["name"]
         self.chance = random.Random(f"faults {soak.seed} {number}")
         self.faults = self.chance.randint(1, 5)
+        self.struck = Counter[str]()
+        self.homes = [soak.settings]
+        self.remote = None
+        if soak.homes and (number + number // len(WAYS)) % 3 == 0:  # so each of the ways gets its share
+            self.homes = soak.homes[: self.chance.randint(1, 2)]
+            self.remote = self.homes[0].remote
         self.log = lambda text: log(f"round {number}: {text}")
         self.processes: list[subprocess.Popen[bytes]] = []
         self.paused: list[tuple[float, psutil.Process]] = []
@@ -184,9 +195,10 @@ class Round:
 
     # -- processes
 
-    def start(self, *args: str, **variables: str) -> subprocess.Popen[bytes]:
+    def start(self, *args: str) -> subprocess.Popen[bytes]:
         """A program of PROTEA's. Its output goes through a pipe: no fault of ours reaches the log."""
-        environment = self.soak.environment | {"SOAK_FSYNC": self.pace} | variables
+        home = self.chance.choice(self.homes)
+        environment = self.soak.environment | home.environment() | {"SOAK_FSYNC": self.pace}
         process = subprocess.Popen(
             [sys.executable, "-m", "protea", *args], env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -223,8 +235,8 @@ class Round:
         for process in self.family():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        for program in self.processes:
-            program.wait()
+        for process in self.processes:
+            process.wait()
 
     # -- faults
 
@@ -234,13 +246,14 @@ class Round:
         kinds: list[Callable[[list[psutil.Process]], str]] = [
             self.kill, self.kill, self.pause, self.restart_database, self.fill_disk
         ]  # fmt: skip
-        if self.soak.storage is not None:
-            kinds.append(self.restart_storage)
+        if self.remote is not None:
+            kinds = [*(kinds if self.struck else ()), self.restart_store, self.pause_store]  # first one of these
         if family:
             try:
                 said = self.chance.choice(kinds)(family)
             except psutil.NoSuchProcess:  # it ended by itself
                 return
+            self.struck[said.partition(":")[0]] += 1
             self.soak.tally.faults[said.partition(":")[0]] += 1
             self.faults -= 1
             self.log(said)
@@ -281,12 +294,19 @@ class Round:
         server.revive()
         return "database killed" if crash else "database restarted"
 
-    def restart_storage(self, family: list[psutil.Process]) -> str:
-        assert self.soak.storage is not None
-        self.soak.storage.stop()
-        time.sleep(self.chance.choice((0, 1, 10)))
-        self.soak.storage.start()
-        return "object store restarted"
+    def restart_store(self, family: list[psutil.Process]) -> str:
+        assert self.soak.store is not None
+        self.soak.store.stop()
+        time.sleep(self.chance.choice((0, 1, LEASE + 1)))
+        self.soak.store.start()
+        return "object store killed"
+
+    def pause_store(self, family: list[psutil.Process]) -> str:
+        assert self.soak.store is not None
+        self.soak.store.pause()
+        time.sleep(self.chance.choice((0.5, 2, LEASE + 1)))
+        self.soak.store.go_on()
+        return "object store paused"
 
     def fill_disk(self, family: list[psutil.Process]) -> str:
         """No file may grow beyond 4 kB for a while; children that are started meanwhile inherit it."""
@@ -320,7 +340,10 @@ class Round:
 
     def run(self) -> None:
         wanted = self.undisturbed()
-        self.log(f"{self.way}, {self.faults} faults, fsync {self.pace} s, {json.dumps(self.values, default=str)}")
+        where = f" in a bucket from {len(self.homes)} homes" if self.remote else ""
+        self.log(
+            f"{self.way}{where}, {self.faults} faults, fsync {self.pace} s, {json.dumps(self.values, default=str)}"
+        )
         try:
             if self.way == "in place":
                 self._in_place()
@@ -330,7 +353,7 @@ class Round:
         finally:
             self.stop()
         self.verify(wanted)
-        self.soak.tally.exports[self.way] += 1
+        self.soak.tally.exports[self.way + (" in a bucket" if self.remote else "")] += 1
 
     def _moments(self) -> Iterator[None]:
         """Small steps of time, with a fault now and then; ends with a Violation when nothing comes to an end."""
@@ -361,7 +384,7 @@ class Round:
                 process = self.start("export", "run", str(config))
 
     def _queued(self) -> None:
-        job = submit(settings=self.soak.settings, minijobs=self.way == "minijobs", **self.values).id
+        job = submit(settings=self.homes[0], minijobs=self.way == "minijobs", **self.values).id
         of = self.chance.choice((1, 2, 2))
         retried = 0.0
         for step, _ in enumerate(self._moments()):
@@ -387,17 +410,27 @@ class Round:
 
     def verify(self, wanted: dict[str, Any]) -> None:
         settings = self.soak.settings
-        place = settings.datasets_dir / self.name
-        found = files_of(place)
+        if self.remote is not None:
+            found = self._in_bucket()
+        else:
+            place = settings.datasets_dir / self.name
+            found = files_of(place)
         self.expect(found.keys() == wanted.keys(), f"the files are {sorted(found)}")
         for file, data in wanted.items():
             self.expect(found[file] == data, f"{file} differs")
-        manifest = read_manifest(place)
-        self.expect(manifest is not None and whole(place, manifest), "the dataset is not whole")
-        left = list(settings.resume_dir.iterdir()) if settings.resume_dir.exists() else []
-        self.expect(not left, f"staging is left: {left}")
-        beside = {p.name for p in settings.datasets_dir.iterdir()} - {f"d{i}" for i in range(self.number + 1)}
-        self.expect(beside <= {".lock"}, f"beside the datasets: {beside}")
+        if self.remote is None:
+            manifest = read_manifest(place)
+            self.expect(manifest is not None and whole(place, manifest), "the dataset is not whole")
+        for home in self.homes:
+            if self.remote is not None:
+                tidy(home)
+                gc(home)
+            left = list(home.resume_dir.iterdir()) if home.resume_dir.exists() else []
+            left += (home.storage / "tmp").glob("load-*")
+            self.expect(not left, f"staging is left: {left}")
+            datasets = {p.name for p in home.datasets_dir.iterdir()} if home.datasets_dir.exists() else set()
+            beside = datasets - (set() if self.remote else {f"d{i}" for i in range(self.number + 1)})
+            self.expect(beside <= {".lock"}, f"beside the datasets: {beside}")
         with open_catalog(settings) as catalog, catalog.session() as session:
             self.expect(session.query(Dataset).filter_by(name=self.name).count() == 1, "not one row")
             jobs = [j for j in session.query(Job).order_by(Job.created_at) if j.id not in self.before]
@@ -420,14 +453,46 @@ class Round:
                     states = {m.state for m in session.query(Minijob).filter_by(job_id=job.id)}
                     self.expect(states == {"done"}, f"minijobs are {states}")
             self.expect(published <= 1, f"published {published} times")
-        shutil.rmtree(self.soak.place / "home" / "storage" / "alignments", ignore_errors=True)
+        shutil.rmtree(settings.storage / "alignments", ignore_errors=True)
+        for home in self.soak.homes:
+            shutil.rmtree(home.storage, ignore_errors=True)
+
+    def _in_bucket(self) -> dict[str, Any]:
+        """As `files_of`, of the dataset in the bucket; and what is to be there and what is not."""
+        assert self.soak.store is not None
+        store = self.soak.store
+        made = protea.open_dataset(self.name, settings=self.homes[-1])
+        place = str(made.path).removeprefix(f"s3://{BUCKET}/")
+        for split in ("train", "eval"):
+            rows_ = getattr(made, split).count_rows()
+            self.expect(rows_ == made.manifest[f"n_{split}_rows"], f"{split} has {rows_} rows")
+        files = store.filesystem()
+        at, _, mark = place.rpartition("/")
+        names = store.objects(at)
+        self.expect({n.partition("/")[0] for n in names} == {mark}, f"beside it: {sorted(names)}")
+        data = {n.partition("/")[2]: files.open_input_file(f"{BUCKET}/{at}/{n}").read() for n in names}
+        left = list(store.objects("soak/export_resume"))
+        if left and any("pause" in what or "SIG" in what or "killed" in what for what in self.struck):
+            self.soak.tally.recoveries["objects removed by the next run"] += 1
+            self.log(f"the next run removes {left}")
+            said = list[str]()
+            protea.export(settings=self.homes[0], report=lambda kind, **what: said.append(kind), **self.values)
+            self.expect(said == ["export.unchanged"], f"the next run says {said}")
+            left = list(store.objects("soak/export_resume"))
+        self.expect(not left, f"staging is left in the bucket: {left}")
+        return promised(data)
 
 
 def files_of(place: Path) -> dict[str, Any]:
     """The files whose bytes are promised; the manifest without the commit of the checkout."""
-    found: dict[str, Any] = {p.name: p.read_bytes() for p in place.iterdir() if p.name != "run.json"}
-    found["manifest.json"] = {k: v for k, v in json.loads(found["manifest.json"]).items() if k != "producer_git_sha"}
-    return found
+    return promised({p.name: p.read_bytes() for p in place.iterdir()})
+
+
+def promised(files: dict[str, bytes]) -> dict[str, Any]:
+    manifest = json.loads(files["manifest.json"])
+    return {n: data for n, data in files.items() if n != "run.json"} | {
+        "manifest.json": {k: v for k, v in manifest.items() if k != "producer_git_sha"}
+    }
 
 
 @contextmanager
@@ -439,17 +504,16 @@ def soak_of(place: Path, seed: int, **how: Any) -> Iterator[Soak]:
         made.close()
 
 
-def soak(place: Path, minutes: float, seed: int, log: Callable[[str], None], **how: Any) -> Tally:
+def rounds(made: Soak, minutes: float, log: Callable[[str], None]) -> Tally:
     """Rounds for so many minutes, one at least; Violation when the oracle does not hold."""
-    with soak_of(place, seed, **how) as made:
-        end, number = time.monotonic() + 60 * minutes, 0
-        while number == 0 or time.monotonic() < end:
-            try:
-                Round(made, number, log).run()
-            except UserError as e:  # settings that do not go with this world
-                log(f"round {number}: {e}")
-            number += 1
-        return made.tally
+    end, number = time.monotonic() + 60 * minutes, 0
+    while number == 0 or time.monotonic() < end:
+        try:
+            Round(made, number, log).run()
+        except UserError as e:  # settings that do not go with this world
+            log(f"round {number}: {e}")
+        number += 1
+    return made.tally
 
 
 def main() -> int:
@@ -467,7 +531,8 @@ def main() -> int:
 
     log(f"seed {given.seed}, {place}")
     try:
-        tally = soak(place, given.minutes, given.seed, log)
+        with soak_of(place, given.seed) as made:
+            tally = rounds(made, given.minutes, log)
     except Violation as e:
         print(f"VIOLATION {e}\n(everything is kept in {place})")
         return 1
