@@ -433,7 +433,9 @@ def test_names(world_home: tuple[Settings, dict[str, Any]], tmp_path: Path) -> N
         for name, says in (("x" * 300, "File name too long"), ("a\0b", "null byte")):
             with pytest.raises(InputError, match=says):
                 load(settings, tmp_path / name, name="bad")
-    assert {p.name for p in settings.storage.iterdir()} <= {"objects", "tmp", "datasets", "alignments", "export_resume"}
+    assert {p.name for p in settings.storage.iterdir()} <= {
+        "objects", "owners", "tmp", "datasets", "alignments", "export_resume",
+    }  # fmt: skip
 
 
 def test_what_the_catalogue_cannot_hold(world_home: tuple[Settings, dict[str, Any]], tmp_path: Path) -> None:
