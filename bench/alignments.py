@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def taken_text(values: list[float]) -> str:
-    return "s a round: " + ", ".join(f"{v:.2f}" for v in values)
+    return "s a round: " + ", ".join(f"{v:.4g}" for v in values)
 
 
 if __name__ == "__main__":
