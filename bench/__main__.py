@@ -60,13 +60,14 @@ def report(args: argparse.Namespace, directory: Path) -> None:
             found["failed"].append(done)
             print(f"{name}: {done['failed']}", file=sys.stderr)
             continue
-        found["rows"] += done.get("rows", [])
+        lines = [] if name == "growth" else done["rows"]
+        found["rows"] += lines
         if name == "growth":
             found["growth"] = done
             if args.plot:
                 draw(done, args.plot)
         if not args.json:
-            for r in done.get("rows", []):
+            for r in lines:
                 print(line(r), flush=True)
             if name == "growth":
                 print(as_text(done))
