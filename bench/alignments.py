@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import parasail
+import pyarrow as pa
 
 from protea.core import proteins
 from protea.core.alignment import align
@@ -77,13 +78,14 @@ def work(args: argparse.Namespace) -> tuple[list[str], np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fasta", type=Path)
-    parser.add_argument("--queries", type=int, default=150)
+    parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--donors", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     pool, pairs = work(args)
     strings = [(pool[i], pool[j]) for i, j in pairs.tolist()]
+    stored = pa.array(pool)  # as exports have them
     lengths = np.array([len(s) for s in pool])
     cells = int(lengths[pairs].prod(axis=1).sum())
     print(f"{len(pairs):,} pairs, {cells / len(pairs):,.0f} cells a pair, {args.processes} processes or threads")
@@ -103,11 +105,11 @@ def main() -> None:
         align(np.array([[0, 1]]), ["W" * 3000] * 2, threads=1)
         for number in range(args.rounds):
             expected = timed("usual", lambda: processes.map(usual, strings, chunksize=16))
-            stats = timed("here", lambda: align(pairs, pool, threads=args.processes))
+            stats = timed("here", lambda: align(pairs, stored, threads=args.processes))
             cache = Path(folder, str(number))
-            timed("first", lambda at=cache: align(pairs, pool, threads=args.processes, cache=AlignmentCache(at)))
+            timed("first", lambda at=cache: align(pairs, stored, threads=args.processes, cache=AlignmentCache(at)))
             again = timed(
-                "second", lambda at=cache: align(pairs, pool, threads=args.processes, cache=AlignmentCache(at))
+                "second", lambda at=cache: align(pairs, stored, threads=args.processes, cache=AlignmentCache(at))
             )
             scores = np.array([[nw[4], sw[4]] for nw, sw in expected])
             if not (scores == np.stack([stats.nw.score, stats.sw.score], axis=1)).all() or again.computed:

@@ -9,6 +9,7 @@ compute without the GIL; a pair's values depend on nothing but the two sequences
 """
 
 import hashlib
+import itertools
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -142,7 +143,8 @@ def _distinct(sequences: Sequence[str] | pa.Array | pa.ChunkedArray, used: I64) 
     ends = np.frombuffer(offsets, np.int64)[strings.offset : strings.offset + len(strings) + 1]
     codes = _CODES[np.frombuffer(data, np.uint8)] if data is not None else np.empty(0, np.uint8)
     view = codes.data
-    digests = [hashlib.blake2b(view[ends[x] : ends[x + 1]], digest_size=16).digest() for x in range(len(strings))]
+    blake2b = hashlib.blake2b
+    digests = [blake2b(view[x:y], digest_size=16).digest() for x, y in itertools.pairwise(ends.tolist())]
     words = np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
     lengths = np.diff(ends)
     order = np.lexsort((words[:, 1], words[:, 0], lengths))
