@@ -18,7 +18,7 @@ help:
 	@echo 'make demo    a small generated proteome, from files to a published dataset'
 	@echo 'make test    lint, types, tests with coverage'
 	@echo 'make lint    ruff and mypy alone'
-	@echo 'make bench   speed and memory against their targets (about an hour, 20 GB; BENCH="--only knn --size S" for less)'
+	@echo 'make bench   speed and memory against their targets (half an hour, 20 GB; BENCH="--only knn --size S" for less)'
 	@echo 'make lock    the newest versions of all dependencies into $(LOCK) (needs uv)'
 	@echo 'make clean   remove the environment and what the tools left (not storage/)'
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from .catalog import INPUTS, REVISIONS, Catalog, Dataset, open_catalog
 from .core import fs
+from .core.arrays import cores
 from .errors import ConfigError, ProteaError
 from .exporting import alignment_cache, bucket_of, located, lost
 from .settings import Settings
@@ -360,12 +361,11 @@ def _threads(settings: Settings) -> Check:
     import numpy  # noqa: F401  its BLAS is what is looked at
     from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     blas = [f"{i['internal_api']} {i['version']}, {i['num_threads']} threads" for i in threadpool_info()
             if i["user_api"] == "blas"]  # fmt: skip
-    threads = settings.threads or cores
-    what = f"{cores} cores, {threads} threads of ours; BLAS: {'; '.join(blas) or 'not known'}"
-    if threads > cores:
+    threads = settings.threads or cores()
+    what = f"{cores()} cores, {threads} threads of ours; BLAS: {'; '.join(blas) or 'not known'}"
+    if threads > cores():
         return Check("threads", "warn", what, "PROTEA_THREADS is more than there are cores")
     return Check("threads", "ok", what)
 

@@ -4,6 +4,7 @@ Called by the ground truth, donors, votes, features and the cut; calls numpy onl
 """
 
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,11 @@ T = TypeVar("T")
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Memo(dict[str, Any]):

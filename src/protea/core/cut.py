@@ -5,7 +5,6 @@ runner, the plan and later the minijobs call these same functions. Calls the gro
 """
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 
 from . import evidence, features
 from .annotation_set import AnnotationSet, AnnotationSource, load
-from .arrays import I32, I64, Memo, contains, csr_pointers, nothing, per_query, pieces, side_by_side
+from .arrays import I32, I64, Memo, contains, cores, csr_pointers, nothing, per_query, pieces, side_by_side
 from .config import ExportConfig
 from .donors import donors, information_accretion, offered, term_frequency, usable_pairs
 from .embeddings.store import VectorStore
@@ -327,7 +326,7 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
         for a, b in pieces(np.cumsum(room[first:last]), ROOM_PER_TALLY)
     ]
     # alignments have threads of their own
-    threads = 1 if config.compute_alignments else arrays.threads or os.cpu_count() or 1
+    threads = 1 if config.compute_alignments else arrays.threads or cores()
     for r in side_by_side(piece, spans, threads):
         arrays.checkpoint()
         if r is not None:

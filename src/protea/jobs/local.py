@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from protea.catalog import Catalog, Job, open_catalog
+from protea.core.arrays import cores
 from protea.core.config import ExportConfig
 from protea.errors import ConflictError, ProteaError, UserError
 from protea.exporting import Dataset, Report, Rows, configure, open_dataset, resolve
 from protea.jobs import rows
-from protea.jobs.supervise import cores
 from protea.settings import Settings
 
 LOOK = 0.3

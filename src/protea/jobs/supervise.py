@@ -140,11 +140,6 @@ class Child:
             await asyncio.sleep(LOOK)
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _oom_kills() -> int | None:
     """How many processes of our control group the kernel has killed for memory."""
     with contextlib.suppress(OSError, ValueError, IndexError):

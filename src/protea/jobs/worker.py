@@ -18,11 +18,12 @@ from dataclasses import asdict
 from typing import Any
 
 from protea.catalog import Catalog, open_catalog
+from protea.core.arrays import cores
 from protea.errors import ConfigError, DatabaseError, ProteaError
 from protea.exporting import LOGGED, tidy
 from protea.jobs import queue, rows, takeover
 from protea.jobs.rows import Lease
-from protea.jobs.supervise import Child, Outcome, cores
+from protea.jobs.supervise import Child, Outcome
 from protea.settings import Settings
 
 TICK = 0.4

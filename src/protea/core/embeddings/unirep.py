@@ -15,7 +15,6 @@ The vector is the mean of the top layer's h over the start token and every resid
 length, composed by length and order alone, run with one BLAS thread each, so the number of threads changes nothing.
 """
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from protea.core.arrays import cores
 from protea.core.embeddings.kmer import sequence_buffers
 from protea.core.embeddings.source import Source
 from protea.errors import ConfigError
@@ -105,7 +105,7 @@ def unirep_source(
         return mean_states(letters, offsets[rows], lengths[rows], first, model)
 
     def blocks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        workers = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0])
+        workers = threads or cores()
         pool = ThreadPoolExecutor(workers)
         try:
             with threadpool_limits(1):

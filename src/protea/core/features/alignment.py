@@ -1,6 +1,5 @@
 """Families `alignment_nw` and `alignment_sw`: the query's sequence against the donor's (contract section 9)."""
 
-import os
 from collections import Counter
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..alignment import align
+from ..arrays import cores
 from .block import Block
 
 
@@ -18,7 +18,7 @@ def columns(block: Block) -> dict[str, pa.Array]:
     have = (query >= 0) & (donor >= 0)
     both = np.stack([query, donor], axis=1)[have]
     pairs, where = np.unique(both, axis=0, return_inverse=True)
-    threads = cut.threads or os.cpu_count() or 1
+    threads = cut.threads or cores()
     stats = align(
         pairs.astype(np.int32), cut.sequences, threads=threads, max_cells=cut.config.max_alignment_cells,
         cache=cut.alignments, progress=lambda done, of: cut.checkpoint(),

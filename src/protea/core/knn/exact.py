@@ -11,7 +11,6 @@ scan of it while it is still in the cache. So nobody waits for anybody, and the 
 Called by the cut and the plan; calls BLAS through numpy, and compiled scans that release the GIL.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -25,7 +24,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ...errors import InputError
-from ..arrays import I32, nothing
+from ..arrays import I32, cores, nothing
 
 UNIT = 2.0**-24
 ROUNDING = 2.0**-22
@@ -266,7 +265,7 @@ class ExactSearch:
         self.threshold = np.float32(np.inf if threshold is None else threshold)
         unknown = np.full(len(matrix), -1, dtype=np.int32)
         self.group = unknown if group is None else group
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = threads or cores()
         self.room = 4 * k + 64
         self.block, self.tile = max(1, min(queries, 4_000_000 // self.room)), tile
         self.checkpoint = checkpoint
