@@ -215,23 +215,6 @@ def test_dictionaries_hold_the_words_of_their_row_group(tmp_path: Path, small_gr
             assert pages(path, g, 0) == (len(want), [8])
 
 
-def test_dictionary_columns_of_batches_come_out_the_same(tmp_path: Path, small_groups: int) -> None:
-    """Strings that are dictionary-encoded already, each batch in its own way, give the bytes that codes give."""
-    table = coded(350, seed=6)
-    want = write(tmp_path / "want.parquet", [batches(table, [])])
-    rng = np.random.default_rng(0)
-    own = []
-    for piece in batches(table, [33] * 10):
-        order = rng.permutation(len(WORDS)).astype(np.int32)
-        back = np.argsort(order).astype(np.int32)
-        codes = piece["who"].combine_chunks()
-        mine = pa.array(back).take(codes) if len(codes) else codes
-        encoded = pa.DictionaryArray.from_arrays(mine, WORDS.take(pa.array(order)))
-        own.append(piece.set_column(0, "who", encoded))
-    got = write(tmp_path / "got.parquet", [iter(own)])
-    assert (got.sha256, got.digests) == (want.sha256, want.digests)
-
-
 def unlike(n: int) -> tuple[pa.Table, pa.Schema, dict[str, pa.Array]]:
     """n rows with n long words: 13 MB of dictionary in a full row group."""
     schema = pa.schema([("who", DICT)])

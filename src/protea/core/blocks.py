@@ -1,12 +1,11 @@
 """The blocks of a cut: the stages that minijobs finish, so that a cut is computed by many processes.
 
 A block is some consecutive queries of a cut. Its `knn` stage holds their neighbours, its `features` stage their labelled
-rows per category and what was counted of them. The bytes of a cut's shards depend neither on the size of the blocks nor
+rows, as coded Arrow batches of one category each, and what was counted of them. The bytes of a cut's shards depend neither on the size of the blocks nor
 on which of them were there. Called by the shards, which use what is finished, and by the minijobs, which finish it.
 """
 
-import os
-import shutil
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,20 +15,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.ipc as ipc
 
 from . import fs
 from .arrays import I32
 from .counts import Counter
 from .cut import Prepared, neighbours, rows
 from .knn.exact import Neighbours
-from .parquet_export import FileInfo, _SplitWriter
-from .schema import CATEGORIES, ROWS
+from .parquet_export import FileInfo
+from .schema import CATEGORIES
 from .staging import Stage, Staging, digest
 
 KNN, FEATURES, PLAN = "knn", "features", "plan"
+ROWS = "rows"
 NEAR = ("row", "distance", "count")
 COUNTED = ("members", "reached", "skipped")
+FORMAT = "Arrow"
+"""Of the rows of a block. They are read once, by the cut's write: a tenth of the time that Parquet takes, as small."""
+
+_WRITE = ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
+_READ = ipc.IpcReadOptions(use_threads=False)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Blocks:
 
     def _key(self, stage: str, block: int) -> dict[str, Any]:
         where = {} if stage == PLAN else {"block": block, "queries_per_block": self.size}
-        return {"stage": stage, "cut": self.key, **where}
+        return {"stage": stage, "cut": self.key, **where, **({"format": FORMAT} if stage == FEATURES else {})}
 
     def artefact(self, stage: str, block: int) -> str:
         """What identifies a stage: the digest of its key."""
@@ -103,23 +108,12 @@ class Blocks:
 
     # ------------------------------------------------------------------------------------------------------------- the rows
 
-    def tables(self, stage: Stage) -> Iterator[tuple[str, pa.Table]]:
-        """The rows of a finished block, one row group at a time, with their category."""
-        for category in CATEGORIES:
-            with pq.ParquetFile(stage.directory / stage.files[category].name) as f:
-                for i in range(f.num_row_groups):
-                    yield category, f.read_row_group(i)
-
-    def take(self, stage: Stage, directory: Path) -> dict[str, FileInfo]:
-        """Give the cut the row files of its only block: they are what it would write."""
-        files = {c: stage.files[c] for c in CATEGORIES}
-        for info in files.values():
-            try:
-                os.link(stage.directory / info.name, directory / info.name)
-            except OSError:  # a file system without links
-                shutil.copyfile(stage.directory / info.name, directory / info.name)
-                fs.fsync_file(directory / info.name)
-        return files
+    def batches(self, stage: Stage) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The coded rows of a finished block, batch after batch as they were made, with their category."""
+        with pa.OSFile(str(stage.directory / stage.files[ROWS].name)) as f, ipc.open_file(f, options=_READ) as rows:
+            for i in range(rows.num_record_batches):
+                batch = rows.get_batch(i)
+                yield CATEGORIES[batch["category"][0].as_py()], batch
 
     def counted(self, stage: Stage, counter: Counter) -> None:
         """Add what was counted of a finished block."""
@@ -130,23 +124,34 @@ class Blocks:
         near = self.neighbours(p, block)
 
         def write(directory: Path) -> tuple[dict[str, FileInfo], dict[str, Any]]:
-            counter = Counter(p)
-            writers = {c: _SplitWriter(directory / f"{c}.parquet", ROWS, p.arrays.words) for c in CATEGORIES}
-            try:
+            counter, path = Counter(p), directory / f"{ROWS}.arrow"
+
+            def made() -> Iterator[pa.RecordBatch]:
                 for r in rows(p, self.of(p, block), near):
                     counter.add(r)
-                    writers[CATEGORIES[r.category]].write(r.table)
+                    yield r.table
                     if progress:
                         progress(int(r.share * len(near.row)), int(counter.rows.sum()))
-                files = {c: w.close() for c, w in writers.items()}
-            except BaseException:
-                for w in writers.values():
-                    w.abandon()
-                raise
-            files |= _store(directory, counter.arrays())
-            return files, {"rows": int(counter.rows.sum()), "alignments": counter.alignments()}
+
+            _write_batches(path, made())
+            n = int(counter.rows.sum())
+            files = {ROWS: _written(path, n)} | _store(directory, counter.arrays())
+            return files, {"rows": n, "alignments": counter.alignments()}
 
         return self._save(FEATURES, block, write)
+
+
+def _write_batches(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
+    """Batches of one schema as an Arrow file; it has no batch when there are none."""
+    first = next(batches, None)
+    with fs.create(path) as f, ipc.new_file(f, first.schema if first else pa.schema([]), options=_WRITE) as out:
+        for batch in itertools.chain([first] if first else [], batches):
+            out.write_batch(batch)
+
+
+def _written(path: Path, n: int) -> FileInfo:
+    fs.fsync_file(path)
+    return FileInfo(path.name, n, path.stat().st_size, fs.sha256_file(path), ())
 
 
 def _store(directory: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, FileInfo]:
@@ -156,8 +161,7 @@ def _store(directory: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str,
         path = directory / f"{name}.npy"
         with fs.create(path) as f:
             np.save(f, np.ascontiguousarray(array), allow_pickle=False)
-        fs.fsync_file(path)
-        out[name] = FileInfo(path.name, len(array), path.stat().st_size, fs.sha256_file(path), ())
+        out[name] = _written(path, len(array))
     return out
 
 

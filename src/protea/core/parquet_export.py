@@ -49,7 +49,7 @@ class FileInfo:
 class _SplitWriter:
     """Writes one Parquet file of `schema`: row groups of 200,000 rows, a shorter last one at the end of each part.
 
-    Batches may have int32 codes in dictionary columns (`words` says what they stand for) and may lack columns, which are
+    Batches have int32 codes in dictionary columns (`words` says what they stand for) and may lack columns, which are
     null. The file appears under its final name only when it is whole, checked and durable (`close`); `abandon`, or a
     kill, leaves nothing under that name. One row group at a time is encoded by the writer's thread; what goes wrong
     there is raised by the next call.
@@ -71,8 +71,6 @@ class _SplitWriter:
         """Append rows to the current part."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         if table.num_rows:
-            if self._held and self._held[0].schema != table.schema:  # coded rows among rows that were read
-                self._held, table = [self._whole(t) for t in self._held], self._whole(table)
             self._held.append(table)
             self._n_held += table.num_rows
         while self._n_held >= ROW_GROUP:
@@ -115,14 +113,7 @@ class _SplitWriter:
         column = table[field.name]
         if not pa.types.is_dictionary(field.type):
             return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-        if pa.types.is_dictionary(column.type):
-            column = column.unify_dictionaries()
-            words = column.chunk(0).dictionary if column.num_chunks else pa.array([], pa.string())
-            codes = [c.indices for c in column.chunks]
-            column = pa.chunked_array(codes, pa.int32())
-        else:
-            words = self.words[field.name]
-        return by_appearance(column.combine_chunks(), words)
+        return by_appearance(column.combine_chunks(), self.words[field.name])
 
     def close(self) -> FileInfo:
         """Finish the file: close, reopen and check, fsync, rename, fsync the directory."""

@@ -38,21 +38,15 @@ def write_shards(
     writers = {c: _SplitWriter(directory / f"{c}.parquet", ROWS, words) for c in CATEGORIES}
     writers |= {"truth": _SplitWriter(directory / "truth.parquet", TRUTH, words)}
     writers |= {"known": _SplitWriter(directory / "known.parquet", KNOWN, words)}
-    taken: dict[str, FileInfo] = {}
     try:
         step = blocks.size if blocks else max(1, min(queries_per_block, NEIGHBOURS_PER_BLOCK // (3 * p.search.k)))
         for block, start in enumerate(range(0, len(p.queries), step)):
             queries = p.queries[start : start + step]
             if blocks and (stage := blocks.restore(FEATURES, block)):
                 blocks.counted(stage, counter)
-                if len(queries) == len(p.queries):
-                    for c in CATEGORIES:
-                        writers.pop(c).abandon()
-                    taken = blocks.take(stage, directory)
-                else:
-                    for category, table in blocks.tables(stage):
-                        p.arrays.checkpoint()
-                        writers[category].write(table)
+                for category, batch in blocks.batches(stage):
+                    p.arrays.checkpoint()
+                    writers[category].write(batch)
             else:
                 near = blocks.neighbours(p, block) if blocks else neighbours(p, queries)
                 for r in rows(p, queries, near):
@@ -65,7 +59,7 @@ def write_shards(
             writers["truth"].write(truth.filter(pc.equal(truth["category"], pa.scalar(np.int32(i)))))
             writers["truth"].end_part()
         writers["known"].write(known)
-        files = taken | {which: w.close() for which, w in writers.items()}
+        files = {which: w.close() for which, w in writers.items()}
     except BaseException:
         for w in writers.values():
             w.abandon()

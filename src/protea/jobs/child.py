@@ -255,6 +255,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_requests, args=(wake,), daemon=True).start()
+    import protea.core.operations.export_minijobs  # noqa: F401 - takes most of a second, while nothing is to be done yet
+
     for request in _each(wake):
         child.serve(request)
         if child.stopped.is_set():

@@ -68,15 +68,29 @@ def defer(session: Session, minijob: Minijob, seconds: float = 0) -> None:
     now = session.scalar(select(func.now()))  # the database's clock, not ours
     options: dict[str, Any] = {
         "queue": QUEUES[minijob.stage],
-        "priority": -int(minijob.spec["number"])
-        if minijob.stage in ("knn", "features")
-        else FIRST,  # cuts of jobs in turn
+        "priority": _priority(minijob),
         "connection": session.connection().connection.driver_connection,
     }
     if seconds and now is not None:
         options["schedule_at"] = now + dt.timedelta(seconds=seconds)
     minijob.delivery = _sender.configure_task(OPERATIONS[minijob.stage], **options).defer(minijob=minijob.id)
     minijob.heartbeat_at = now  # since when it is queued
+
+
+def _priority(minijob: Minijob) -> int:
+    """Cuts of different jobs take turns."""
+    return -int(minijob.spec["number"]) if minijob.stage in ("knn", "features") else FIRST
+
+
+def readdress(session: Session, minijob: Minijob) -> None:
+    """Make the minijob's delivery, which was another one's, its own; nothing when it has been fetched already."""
+    session.flush()
+    query = text(
+        "UPDATE procrastinate_jobs SET queue_name = :queue, task_name = :task, priority = :priority,"
+        " args = jsonb_build_object('minijob', CAST(:minijob AS bigint)) WHERE id = :id AND status = 'todo'"
+    )
+    session.execute(query, {"queue": QUEUES[minijob.stage], "task": OPERATIONS[minijob.stage], "id": minijob.delivery,
+                            "priority": _priority(minijob), "minijob": minijob.id})  # fmt: skip
 
 
 def withdraw(session: Session, deliveries: list[int]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, exists, func, select, update
+from sqlalchemy import and_, case, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased
 
@@ -81,12 +81,12 @@ def _new(job: uuid.UUID, stage: str, cut: str, block: int, spec: dict[str, Any],
 
 
 def claim(catalog: Catalog, minijob: int, owner: str, worker: int, child: str, *, delivery: int | None = None,
-          before: Lease | None = None) -> Lease | None:  # fmt: skip
+          stages: Iterable[str] = tuple(queue.QUEUES), before: Lease | None = None) -> Lease | None:  # fmt: skip
     """Start a minijob for a delivery; None when there is nothing to do (done, taken, cancelled: a repeated delivery).
 
-    A delivery of one that was tried before brings just that one. Any other stands for all of its job and stage that wait
-    for their first try: best is one of the cut that `before`, the last of this process, was about, for its inputs are in
-    memory; then one of a cut that nobody works on.
+    A delivery of one that was tried before brings just that one. Any other stands for all of its job and of these `stages`
+    that wait for their first try: best is one of the cut that `before`, the last of this process, was about, for its
+    inputs are in memory; then one of a cut that nobody has begun.
     """
     with catalog.session() as session:
         found = session.get(Minijob, minijob)
@@ -97,14 +97,14 @@ def claim(catalog: Catalog, minijob: int, owner: str, worker: int, child: str, *
         assert row is not None
         if job.state not in ("queued", "running"):
             return None
-        if row.state != "queued" or row.attempt == 0 or row.delivery != (delivery or row.delivery):
-            row = _best(session, row, before if before and before.job == job.id else None)
+        if row.stage == "coordinator":
+            row = row if row.state == "queued" else None
+        elif row.state != "queued" or row.attempt == 0 or row.delivery != (delivery or row.delivery):
+            row = _best(session, job.id, stages, before.cut if before and before.job == job.id else None)
+        if delivery is not None and (row is None or row.delivery != delivery):
+            _pass_on(session, job.id, delivery, row)
         if row is None:
             return None
-        if delivery is not None and row.delivery != delivery:  # it leaves its own delivery to the one of this
-            other = update(Minijob).where(Minijob.job_id == job.id, Minijob.delivery == delivery)
-            session.execute(other.values(delivery=row.delivery))
-            row.delivery = delivery
         now = session.scalar(select(func.now()))
         if job.state == "queued":
             job.state, job.started_at = "running", now
@@ -120,25 +120,38 @@ def claim(catalog: Catalog, minijob: int, owner: str, worker: int, child: str, *
         return lease
 
 
-def _best(session: Session, like: Minijob, before: Lease | None) -> Minijob | None:
-    """The queued minijob of the same job and stage, never tried, that a process had best begin now."""
-    same = (Minijob.job_id == like.job_id, Minijob.state.in_(("queued", "running")))
-    counts: dict[str, list[int]] = {}  # cut -> running, to begin
-    fresh = and_(Minijob.state == "queued", Minijob.attempt == 0, Minijob.stage == like.stage)
-    query = select(
-        Minijob.cut, func.count().filter(Minijob.state == "running"), func.count().filter(fresh), func.min(Minijob.id)
-    ).where(*same)
-    for cut, running, to_begin, _ in session.execute(query.group_by(Minijob.cut).order_by(func.min(Minijob.id))):
-        if to_begin:
-            counts[cut] = [running, to_begin]
-    if not counts:
+def _best(session: Session, job: uuid.UUID, stages: Iterable[str], before: str | None) -> Minijob | None:
+    """The queued minijob of the job and these stages, never tried, that a process which did the cut `before` had best do."""
+    of_job = (Minijob.job_id == job, Minijob.stage != "coordinator")
+    fresh = and_(Minijob.state == "queued", Minijob.attempt == 0, Minijob.stage.in_(list(stages)))
+    running, to_begin = (func.count().filter(which) for which in (Minijob.state == "running", fresh))
+    begun = func.count().filter(or_(Minijob.attempt > 0, Minijob.state == "done"))
+    query = select(Minijob.cut, begun, running, to_begin).where(*of_job).group_by(Minijob.cut)
+    found = [row for row in session.execute(query.order_by(func.min(Minijob.id))) if row[3]]
+    if not found:
         return None
-    if before is not None and before.cut in counts:
-        cut = before.cut
-    else:  # the first that nobody works on, else the one with most to do for each process
-        cut = min(counts, key=lambda c: (counts[c][0] > 0, -counts[c][1] / counts[c][0] if counts[c][0] else 0))
-    query_row = select(Minijob).where(*same, fresh, Minijob.cut == cut).order_by(Minijob.block).limit(1)
-    return session.scalar(query_row.with_for_update())
+
+    def order(row: Any) -> tuple[bool, bool, float]:  # at last the cut with most to do for each process
+        cut, begun, running, to_begin = row
+        return cut != before, begun > 0, -to_begin / (running + 1) if begun else 0
+
+    stage = case({"write": 0, "features": 1}, value=Minijob.stage, else_=2)  # what is begun is finished first
+    best = select(Minijob).where(*of_job, fresh, Minijob.cut == min(found, key=order)[0])
+    return session.scalar(best.order_by(stage, Minijob.block).limit(1).with_for_update())
+
+
+def _pass_on(session: Session, job: uuid.UUID, delivery: int, row: Minijob | None) -> None:
+    """What a delivery was for is left to the delivery of what is done instead; to a new one when nothing is."""
+    mine = select(Minijob).where(Minijob.job_id == job, Minijob.delivery == delivery, Minijob.state == "queued")
+    other = session.scalar(mine.with_for_update())
+    if row is None:
+        if other is not None:
+            queue.defer(session, other)
+        return
+    if other is not None and row.delivery is not None:
+        other.delivery = row.delivery
+        queue.readdress(session, other)
+    row.delivery = delivery
 
 
 def _what(lease: Lease, **more: Any) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class _Worker:
     def __init__(self, settings: Settings, catalog: Catalog, queues: list[str], processes: int, max_memory: int | None,
                  grace: float, say: Say) -> None:  # fmt: skip
         self.settings, self.catalog, self.queues, self.say = settings, catalog, queues, say
+        self.stages = [stage for stage, name in queue.QUEUES.items() if name in queues]
         self.max_memory, self.grace = max_memory, grace
         self.threads = max(1, cores() // processes)
         """Of each child process, unless PROTEA_THREADS says how many."""
@@ -78,6 +79,9 @@ class _Worker:
             loop.add_signal_handler(number, self.stop)
         self.id = await self.ask(takeover.register, self.queues, len(self.slots))
         self.say(f"worker {self.owner}: {len(self.slots)} processes on {', '.join(self.queues)}")
+        await self.share()
+        for slot in self.slots:
+            await slot.start()
         size = 2 * len(self.slots) + 2
         connector = PsycopgConnector(
             conninfo=queue.conninfo(self.catalog.url), min_size=1, max_size=size,
@@ -162,8 +166,7 @@ class _Worker:
             try:
                 await self._tick()
                 idle = until_idle and not any(slot.lease for slot in self.slots)
-                stages = [s for s, q in queue.QUEUES.items() if q in self.queues]
-                if idle and not await asyncio.to_thread(rows.pending, self.catalog, stages):
+                if idle and not await asyncio.to_thread(rows.pending, self.catalog, self.stages):
                     self.stopping.set()
             except Exception as e:
                 self.complain(e)
@@ -231,6 +234,11 @@ class _Slot:
                 self.worker.complain(e)
             await asyncio.sleep(0.5)
 
+    async def start(self) -> None:
+        """A fresh child, which gets ready while nothing has been delivered yet."""
+        worker = self.worker
+        self.child, self.before = await Child.start(worker.settings, worker.threads, worker.max_memory), None
+
     def doing(self) -> dict[str, Any]:
         lease = self.lease
         assert lease is not None
@@ -245,11 +253,11 @@ class _Slot:
             if self.child and self.child.threads > worker.threads and not worker.settings.threads:
                 await self.child.end()  # another worker has come: a child's threads are those it started with
             if self.child is None or not self.child.alive:
-                self.before = None
-                self.child = await Child.start(worker.settings, worker.threads, worker.max_memory)
+                await self.start()
             child, self.progress = self.child, {}
+            assert child is not None
             lease = await worker.ask(rows.claim, minijob, worker.owner, worker.id, child.name,
-                                     delivery=delivery, before=self.before)  # fmt: skip
+                                     delivery=delivery, stages=worker.stages, before=self.before)  # fmt: skip
             if lease is None:
                 return
             self.before = lease
