@@ -24,7 +24,7 @@ from .embeddings.store import VectorStore
 from .features import Block, CutArrays, QueryBlock
 from .features.interpro import Support, support
 from .ground_truth import GroundTruth, ground_truth
-from .knn.exact import ExactSearch, Neighbours
+from .knn.exact import ExactSearch, Neighbours, squared_lengths
 from .lineages import RELATIONS
 from .ontology import ASPECT_NAMES, Ontology, go_ids
 from .schema import CATEGORIES, NAMES
@@ -71,6 +71,17 @@ class CutInputs:
     alignments: "AlignmentCache | None" = None
     checkpoint: Callable[[], None] = nothing
 
+    @cached_property
+    def sequences(self) -> tuple[I32, pa.Array]:
+        """int32[proteins + 1], the number of each protein's sequence, -1 at the end; the distinct sequences."""
+        encoded = pc.dictionary_encode(self.proteins["sequence"].combine_chunks())
+        return np.append(encoded.indices.to_numpy(), -1).astype(np.int32), encoded.dictionary
+
+    @cached_property
+    def squared_lengths(self) -> npt.NDArray[np.float64]:
+        """float64[n]: the squared length of every vector of the store."""
+        return squared_lengths(self.store.matrix, self.threads or cores())
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -104,10 +115,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Universe:
-    """The proteins of a cut; the two sets with codes of theirs, their rows of the vector store, and the members."""
+    """The proteins of a cut; the old set with codes of theirs and the codes of its accessions, their rows of the vector
+    store, and the members."""
 
     accessions: pa.Array
     old: AnnotationSet
+    old_code: I32
     vector_row: I32
     truth: GroundTruth
 
@@ -120,9 +133,10 @@ def _universe(inputs: CutInputs, old: AnnotationSet, new: AnnotationSet) -> _Uni
     config, onto, store = inputs.config, inputs.onto, inputs.store
     accessions = pc.unique(pa.chunked_array([old.accessions, new.accessions, store.ids.cast(pa.string())]))
     accessions = accessions.take(pc.sort_indices(accessions))
+    old_code, new_code = (_codes(s.accessions, accessions) for s in (old, new))
     occurs_old = np.zeros(len(accessions), dtype=bool)
-    occurs_old[_codes(old.accessions, accessions)] = True
-    coded_old, coded_new = (replace(s, protein=_codes(s.accessions, accessions)[s.protein]) for s in (old, new))
+    occurs_old[old_code] = True
+    coded_old, coded_new = (replace(s, protein=c[s.protein]) for s, c in ((old, old_code), (new, new_code)))
     vector_row = np.full(len(accessions), -1, dtype=np.int32)
     vector_row[_codes(store.ids, accessions)] = np.arange(len(store), dtype=np.int32)
     truth = ground_truth(
@@ -134,7 +148,7 @@ def _universe(inputs: CutInputs, old: AnnotationSet, new: AnnotationSet) -> _Uni
         direct=config.label_mode == "direct",
         exclude_binding_only=config.exclude_binding_only,
     )
-    return _Universe(accessions, coded_old, vector_row, truth)
+    return _Universe(accessions, coded_old, old_code, vector_row, truth)
 
 
 def count_queries(inputs: CutInputs, old: AnnotationSet, new: AnnotationSet) -> int:
@@ -153,9 +167,9 @@ def prepare(
     accessions, coded_old = universe.accessions, universe.old
     vector_row, truth = universe.vector_row, universe.truth
     giving = donors(coded_old, onto, config.donor_codes, vector_row >= 0)
-    length, sequence, sequences, taxon = _sequences(inputs.proteins, accessions)
+    length, sequence, taxon = _sequences(inputs, accessions)
     from_old = np.full(len(accessions), -1, dtype=np.int32)
-    from_old[_codes(old.accessions, accessions)] = old.taxon
+    from_old[universe.old_code] = old.taxon
     others = frozenset(evidence.CODES) - config.experimental
     curated, electronic = others - evidence.ELECTRONIC, others & evidence.ELECTRONIC
     nothing = np.zeros(0, dtype=np.int64)
@@ -165,11 +179,11 @@ def prepare(
         onto,
         giving,
         term_frequency(giving, onto, config.expand_votes_to_ancestors),
-        information_accretion(truth.known, onto) if supplied is None else supplied,
+        information_accretion(truth.known, truth.known_closed, onto) if supplied is None else supplied,
         accessions,
         length,
         sequence,
-        sequences,
+        inputs.sequences[1],
         np.where(taxon >= 0, taxon, from_old),
         store,
         vector_row,
@@ -205,6 +219,7 @@ def prepare(
         metric=config.metric,
         threshold=config.distance_threshold,
         group=group,
+        squares=inputs.squared_lengths,
         threads=inputs.threads,
         checkpoint=inputs.checkpoint,
     )
@@ -227,18 +242,14 @@ def _codes(words: pa.Array, accessions: pa.Array) -> I32:
     return pc.index_in(words.cast(pa.string()), value_set=accessions).to_numpy().astype(np.int32)
 
 
-def _sequences(proteins: pa.Table, accessions: pa.Array) -> tuple[I32, I32, pa.Array, I32]:
-    """(length, number of the sequence, the distinct sequences, taxon) of every protein of the universe; -1 for none."""
+def _sequences(inputs: CutInputs, accessions: pa.Array) -> tuple[I32, I32, I32]:
+    """(length, number of the sequence, taxon) of every protein of the universe; -1 for none."""
+    proteins = inputs.proteins
     where = pc.index_in(accessions, value_set=proteins["accession"].combine_chunks().cast(pa.string()))
     row = pc.fill_null(where, -1).to_numpy().astype(np.int32)
-    encoded = pc.dictionary_encode(proteins["sequence"].combine_chunks())
-    columns = (
-        proteins["length"].to_numpy(),
-        encoded.indices.to_numpy(),
-        pc.fill_null(proteins["taxon"], -1).to_numpy(),
-    )
-    length, number, taxon = (np.append(c, -1).astype(np.int32)[row] for c in columns)  # row -1 is the appended one
-    return length, number, encoded.dictionary, taxon
+    columns = proteins["length"].to_numpy(), pc.fill_null(proteins["taxon"], -1).to_numpy()
+    length, taxon = (np.append(c, -1).astype(np.int32)[row] for c in columns)  # row -1 is the appended one
+    return length, inputs.sequences[0][row], taxon
 
 
 @dataclass(frozen=True)

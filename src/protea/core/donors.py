@@ -13,7 +13,6 @@ import numpy.typing as npt
 from . import evidence
 from .annotation_set import AnnotationSet, code_mask, is_negated, negated_pairs, pair_keys
 from .arrays import I32, I64, Bool, csr_pointers, distinct
-from .ground_truth import close_pairs
 from .ontology import Ontology
 
 
@@ -144,26 +143,38 @@ def term_frequency(d: Donors, onto: Ontology, expand: bool) -> I32:
     return _frequency(d.aspects, d.ptr, d.term, onto.aspect, onto.closure_ptr, onto.closure, onto.is_root, expand)
 
 
-def information_accretion(known: I64, onto: Ontology) -> npt.NDArray[np.float32]:
+def information_accretion(known: I64, closed: I64, onto: Ontology) -> npt.NDArray[np.float32]:
     """float32[T]: IA(t) = -log2((n(t)+1) / (n(parents(t))+1)), in bits (contract section 18; Clark & Radivojac 2013).
 
-    n(t) counts the proteins with t in the closure of their experimental terms `known` (keys of E_old), n(parents)
+    n(t) counts the proteins with t in the closure `closed` of their experimental terms `known` (keys of E_old), n(parents)
     those with all direct parents of t; a root parent, and no parent at all, counts every protein with an
     experimental term in the aspect.
     """
     n_terms = len(onto.ids)
-    closed = close_pairs(known, onto)
     in_aspect = distinct(known // n_terms * 3 + onto.aspect[known % n_terms])
     population = np.bincount(in_aspect % 3, minlength=3)
-    term = (closed % n_terms).astype(np.int32)
-    by_term = np.argsort(term, kind="stable")
-    protein = (closed // n_terms).astype(np.int32)[by_term]
-    ptr = csr_pointers(term[by_term], n_terms)
+    ptr, protein = _by_term(closed, n_terms)
     both = _with_all_parents(ptr, protein, onto.parent_ptr, onto.parents, onto.is_root, onto.aspect, population)
     alone = np.where(onto.is_root, population[onto.aspect], np.diff(ptr))
     # scalar log2 of the distinct ratios: numpy's vectorised one differs between CPUs in the last bit
     ratio, where = np.unique((both + 1.0) / (alone + 1.0), return_inverse=True)
     return np.array([math.log2(r) for r in ratio], dtype=np.float64)[where].astype(np.float32)
+
+
+@numba.njit(cache=True, nogil=True)
+def _by_term(closed, n_terms):
+    """Ascending keys (protein, term) as the proteins of each term, ascending: pointers and proteins."""
+    ptr = np.zeros(n_terms + 1, dtype=np.int64)
+    for key in closed:
+        ptr[key % n_terms + 1] += 1
+    ptr = np.cumsum(ptr)
+    at = ptr[:-1].copy()
+    protein = np.empty(len(closed), dtype=np.int32)
+    for key in closed:
+        t = key % n_terms
+        protein[at[t]] = key // n_terms
+        at[t] += 1
+    return ptr, protein
 
 
 @numba.njit(cache=True, nogil=True)

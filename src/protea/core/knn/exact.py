@@ -233,12 +233,23 @@ def _decide(first, last, x, is_half, table, squares, l2, donors, aspects, own, g
                 out_distance[q, a, i] = best[i]
 
 
+def squared_lengths(matrix: npt.NDArray, threads: int) -> npt.NDArray[np.float64]:
+    """float64[n]: the squared length of each row of a float16 or float32 matrix."""
+    half, out = matrix.dtype == np.float16, np.zeros(len(matrix), dtype=np.float64)
+    x, step = matrix.view(np.uint16) if half else matrix, max(1, -(-len(matrix) // threads))
+    with ThreadPoolExecutor(threads) as pool:
+        parts = range(0, len(matrix), step)
+        list(pool.map(lambda a: _squares(a, min(len(matrix), a + step), x, half, HALF, out), parts))
+    return out
+
+
 class ExactSearch:
     """The donors of a cut, ready to be searched.
 
     matrix   float16 or float32 [n, d]: the vector store, a memory map; it is widened tile by tile, never copied
     donors   int32[m], ascending: rows of the donors; aspects uint8[m]: bit a is set for a donor in aspect a
     group    int32[n] or None: rows of equal value have the same sequence and are not each other's donors; -1: unknown
+    squares  float64[n] or None: `squared_lengths` of the matrix, where it is at hand
     threads  that search side by side, a block of queries each; changes no result, nor do the block sizes
     checkpoint  called several times a second while they do, by the thread that asked; it raises when they are to stop
     """
@@ -253,6 +264,7 @@ class ExactSearch:
         metric: str = "cosine",
         threshold: float | None = None,
         group: I32 | None = None,
+        squares: npt.NDArray[np.float64] | None = None,
         threads: int = 0,
         queries: int = QUERIES,
         tile: int = TILE,
@@ -270,8 +282,7 @@ class ExactSearch:
         self.block, self.tile = max(1, min(queries, 4_000_000 // self.room)), tile
         self.checkpoint = checkpoint
         self.pool = ThreadPoolExecutor(self.threads)
-        self.squares = np.zeros(len(matrix), dtype=np.float64)
-        self._each(len(matrix), _squares, self.x, self.half, HALF, self.squares)
+        self.squares = squared_lengths(matrix, self.threads) if squares is None else squares
         d = matrix.shape[1]
         gamma = (d + 4) * UNIT / (1 - (d + 4) * UNIT)
         # the product's error, the two normalisations, and the float32 rounding of the distance itself (at most 2);
@@ -356,11 +367,6 @@ class ExactSearch:
             0, n, self.x, self.half, HALF, self.squares, self.l2, self.donors, self.aspects, own, group, own_group, k,
             self.threshold, worst, cand, cand_low, cand_n, overflow, row, distance, count,
         )  # fmt: skip
-
-    def _each(self, n: int, kernel: Callable[..., None], *args: object) -> None:
-        """Run `kernel(first, last, *args)` over n items, one part a thread."""
-        step = max(1, -(-n // self.threads))
-        list(self.pool.map(lambda a: kernel(a, min(n, a + step), *args), range(0, n, step)))
 
 
 class _Searches:
