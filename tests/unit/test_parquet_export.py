@@ -5,6 +5,7 @@ import gc
 import hashlib
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,16 @@ def write(path: Path, parts: list[Iterator[pa.Table]], schema: pa.Schema = SMALL
             w.write(batch)
         w.end_part()
     return w.close()
+
+
+@pytest.mark.parametrize(("threads", "own"), [(1, 0), (2, 1)])
+def test_one_thread_is_the_callers(tmp_path: Path, small_groups: int, threads: int, own: int) -> None:
+    """Asked for one thread the writer starts none; the bytes are the same."""
+    want = write(tmp_path / "want.parquet", [batches(coded(350), [])])
+    w = _SplitWriter(tmp_path / "f.parquet", SMALL, {"who": WORDS}, threads)
+    w.write(coded(350))
+    assert sum(t.name.startswith("protea-write") for t in threading.enumerate()) == own
+    assert w.close().sha256 == want.sha256
 
 
 def groups(path: Path) -> list[int]:

@@ -1,8 +1,9 @@
 """The blocks of a cut: the stages that minijobs finish, so that a cut is computed by many processes.
 
 A block is some consecutive queries of a cut. Its `knn` stage holds their neighbours, its `features` stage their labelled
-rows, as coded Arrow batches of one category each, and what was counted of them. The bytes of a cut's shards depend neither on the size of the blocks nor
-on which of them were there. Called by the shards, which use what is finished, and by the minijobs, which finish it.
+rows, in coded Arrow batches of one category each, and what was counted of them. The bytes of a cut's shards depend
+neither on the size of the blocks nor on which of them were there. Called by the shards, which use what is finished, and by
+the minijobs, which finish it.
 """
 
 import itertools

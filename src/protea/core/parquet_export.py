@@ -1,6 +1,6 @@
 """The published Parquet files: row groups as the contract has them, the same bytes from whatever batches arrive.
 
-`_SplitWriter` writes shards from coded batches, each row group on a thread of its own while the next one is computed;
+`_SplitWriter` writes shards from coded batches, each row group while the next one is computed, unless there is one thread;
 `_stream_assemble` joins shards without decoding them. Called by the cut runner and the export operation; calls pyarrow.
 """
 
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from ..errors import StorageError
 from . import fs
-from .arrays import nothing
+from .arrays import cores, nothing
 from .parquet_join import join
 from .schema import ROW_GROUP
 
@@ -51,11 +51,13 @@ class _SplitWriter:
 
     Batches have int32 codes in dictionary columns (`words` says what they stand for) and may lack columns, which are
     null. The file appears under its final name only when it is whole, checked and durable (`close`); `abandon`, or a
-    kill, leaves nothing under that name. One row group at a time is encoded by the writer's thread; what goes wrong
-    there is raised by the next call.
+    kill, leaves nothing under that name. Unless `threads` is 1, one row group at a time is encoded by a thread of the
+    writer's; what goes wrong there is raised by the next call.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, words: Mapping[str, pa.Array] | None = None) -> None:
+    def __init__(
+        self, path: Path, schema: pa.Schema, words: Mapping[str, pa.Array] | None = None, threads: int = 0
+    ) -> None:
         self.path, self.schema, self.words = path, schema, words or {}
         self.rows = 0
         self.digests: list[str] = []
@@ -64,7 +66,8 @@ class _SplitWriter:
         self._n_held = 0
         self._file = fs.create(self._tmp)
         self._writer = _writer(self._file, schema)
-        self._thread = ThreadPoolExecutor(1, "protea-write")  # starts with the first row group
+        # it starts with the first row group
+        self._thread = ThreadPoolExecutor(1, "protea-write") if (threads or cores()) > 1 else None
         self._encoding: Future[None] | None = None
 
     def write(self, batch: pa.RecordBatch | pa.Table) -> None:
@@ -91,7 +94,10 @@ class _SplitWriter:
         """Write one row group as it is."""
         self._wait()
         self.rows += len(table)
-        self._encoding = self._thread.submit(self._encode, table, self._writer.write_table)
+        if self._thread is None:
+            self._encode(table, self._writer.write_table)
+        else:
+            self._encoding = self._thread.submit(self._encode, table, self._writer.write_table)
 
     def _encode(self, table: pa.Table, write: Callable[..., None]) -> None:
         group = self._whole(table)
@@ -119,7 +125,7 @@ class _SplitWriter:
         """Finish the file: close, reopen and check, fsync, rename, fsync the directory."""
         self.end_part()
         self._wait()
-        self._thread.shutdown()
+        self._end_thread()
         self._writer.close()
         self._file.close()
         check(self._tmp, self.schema, self.rows)
@@ -129,9 +135,13 @@ class _SplitWriter:
         fs.commit_file(self._tmp, self.path)
         return info
 
+    def _end_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
     def abandon(self) -> None:
         """Drop the unfinished file."""
-        self._thread.shutdown()
+        self._end_thread()
         with contextlib.suppress(OSError, pa.ArrowException):  # on a full disk the footer cannot be written either
             self._writer.close()
         self._writer.is_open = False  # else it tries once more when it is freed, and says so on standard error

@@ -34,10 +34,11 @@ def write_shards(
     the counts that the manifest needs. The block size changes no byte.
     """
     counter = Counter(p)
-    words = p.arrays.words
-    writers = {c: _SplitWriter(directory / f"{c}.parquet", ROWS, words) for c in CATEGORIES}
-    writers |= {"truth": _SplitWriter(directory / "truth.parquet", TRUTH, words)}
-    writers |= {"known": _SplitWriter(directory / "known.parquet", KNOWN, words)}
+    schemas = dict.fromkeys(CATEGORIES, ROWS) | {"truth": TRUTH, "known": KNOWN}
+    writers = {
+        which: _SplitWriter(directory / f"{which}.parquet", schema, p.arrays.words, p.arrays.threads)
+        for which, schema in schemas.items()
+    }
     try:
         step = blocks.size if blocks else max(1, min(queries_per_block, NEIGHBOURS_PER_BLOCK // (3 * p.search.k)))
         for block, start in enumerate(range(0, len(p.queries), step)):

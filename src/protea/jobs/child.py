@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from sqlalchemy.orm import Session
 
 from protea.catalog import Catalog, open_catalog
@@ -255,13 +256,22 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_requests, args=(wake,), daemon=True).start()
-    import protea.core.operations.export_minijobs  # noqa: F401 - takes most of a second, while nothing is to be done yet
-
+    _get_ready()
     for request in _each(wake):
         child.serve(request)
         if child.stopped.is_set():
             break
     os._exit(0)  # not the embedded server's business: the worker holds it too
+
+
+def _get_ready() -> None:
+    """What takes a second or two and every minijob needs, while nothing has been asked for yet."""
+    import pyarrow.dataset  # noqa: F401 - the Parquet reader's
+
+    import protea.core.operations.export_minijobs  # noqa: F401
+    from protea.core.knn.exact import squared_lengths
+
+    squared_lengths(np.zeros((1, 1), dtype=np.float16), 1)  # the first compiled function brings in what all share
 
 
 def _each(wake: "queue.SimpleQueue[dict[str, Any] | None]") -> Iterator[dict[str, Any]]:
