@@ -109,3 +109,9 @@ def side_by_side(call: Callable[..., T], spans: Iterable[tuple[int, int]], threa
                 yield running.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def divided(call: Callable[[int, int], T], n: int, threads: int) -> list[T]:
+    """call(first, last) of as many equal ranges of n items as there are threads, side by side."""
+    step = max(1, -(-n // threads))
+    return list(side_by_side(call, [(a, min(n, a + step)) for a in range(0, n, step)], threads))

@@ -286,7 +286,7 @@ def rows(p: Prepared, queries: I32, near: Neighbours) -> Iterator[Rows]:
     proteins = np.unique(row_protein[near.row[found]])
     local = np.zeros(near.row.shape, dtype=np.int64)
     local[found] = np.searchsorted(proteins, row_protein[near.row[found]])
-    offer = offered(arrays.donors, onto, proteins, config.expand_votes_to_ancestors)
+    offer = offered(arrays.donors, onto, proteins, config.expand_votes_to_ancestors, arrays.threads or cores())
 
     n_terms = len(onto.ids)
     closed = per_query(truth.known_closed, queries, n_terms)

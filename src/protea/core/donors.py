@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from . import evidence
 from .annotation_set import AnnotationSet, code_mask, is_negated, negated_pairs, pair_keys
-from .arrays import I32, I64, Bool, csr_pointers, distinct
+from .arrays import I32, I64, Bool, csr_pointers, distinct, divided
 from .ontology import Ontology
 
 
@@ -121,7 +121,7 @@ def _frequency(aspects, ptr, term, aspect, closure_ptr, closure, is_root, expand
     return out
 
 
-def offered(d: Donors, onto: Ontology, proteins: I32, expand: bool) -> tuple[I64, I32, I32]:
+def offered(d: Donors, onto: Ontology, proteins: I32, expand: bool, threads: int = 1) -> tuple[I64, I32, I32]:
     """A(r, ·) of `proteins` as (ptr int64[len+1], term int32, best int32), terms ascending."""
     ptr = np.zeros(len(proteins) + 1, dtype=np.int64)
     if not expand:
@@ -130,11 +130,11 @@ def offered(d: Donors, onto: Ontology, proteins: I32, expand: bool) -> tuple[I64
         take = np.arange(ptr[-1]) - np.repeat(ptr[:-1] - d.ptr[proteins], sizes)
         return ptr, d.term[take], d.best[take]
     none = np.zeros(0, dtype=np.int32)
-    args = (proteins, d.ptr, d.term, d.best, onto.closure_ptr, onto.closure, onto.is_root)
-    _offer(*args, True, ptr, none, none)
+    args = (d.ptr, d.term, d.best, onto.closure_ptr, onto.closure, onto.is_root)
+    divided(lambda a, b: _offer(proteins[a:b], *args, True, ptr[a : b + 1], none, none), len(proteins), threads)
     ptr = np.cumsum(ptr)
     term, best = np.empty(ptr[-1], dtype=np.int32), np.empty(ptr[-1], dtype=np.int32)
-    _offer(*args, False, ptr, term, best)
+    divided(lambda a, b: _offer(proteins[a:b], *args, False, ptr[a : b + 1], term, best), len(proteins), threads)
     return ptr, term, best
 
 

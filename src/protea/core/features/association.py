@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from ..arrays import I32, I64, csr_gather
+from ..arrays import I32, I64, cores, csr_gather, divided, pieces, side_by_side
 from .block import Block, CutArrays, QueryBlock
 
 
@@ -126,13 +126,15 @@ class _Donors:
 
     def __init__(self, cut: CutArrays) -> None:
         onto = cut.onto
-        self.who = np.flatnonzero(cut.donors.aspects).astype(np.int32)
-        given = (self.who, cut.donors.ptr, cut.donors.term, onto.closure_ptr, onto.closure, onto.is_root)
+        threads = cut.threads or cores()
+        self.who = who = np.flatnonzero(cut.donors.aspects).astype(np.int32)
+        given = (cut.donors.ptr, cut.donors.term, onto.closure_ptr, onto.closure, onto.is_root)
         ptr = np.zeros(len(self.who) + 1, dtype=np.int64)
-        _propagated(*given, False, ptr, np.zeros(0, dtype=np.int32))
-        self.ptr = np.cumsum(ptr)
-        self.term = np.empty(self.ptr[-1], dtype=np.int32)
-        _propagated(*given, True, self.ptr, self.term)
+        none = np.zeros(0, dtype=np.int32)
+        divided(lambda a, b: _propagated(who[a:b], *given, False, ptr[a : b + 1], none), len(who), threads)
+        self.ptr = ptr = np.cumsum(ptr)
+        self.term = term = np.empty(ptr[-1], dtype=np.int32)
+        divided(lambda a, b: _propagated(who[a:b], *given, True, ptr[a : b + 1], term), len(who), threads)
         self.member_ptr, self.members = _turned(self.ptr, self.term, len(onto.ids))
         self.population = np.diff(self.member_ptr).astype(np.int32)
         self.kept: dict[int, tuple[I32, I32]] = {}
@@ -147,7 +149,11 @@ def _together(of: QueryBlock, d: _Donors) -> tuple[I64, I64, I32, I32]:
     """(place of each known term, ptr, term, n): the co-occurrence rows of the block's known terms."""
     wanted, place = np.unique(of.known[1], return_inverse=True)
     new = np.array([k for k in wanted.tolist() if k not in d.kept], dtype=np.int32)
-    found = _cooccurrences(new, d, len(of.cut.onto.ids))
+    n_terms, threads = len(of.cut.onto.ids), of.cut.threads or cores()
+    load = np.cumsum(d.population[new], dtype=np.int64)
+    spans = pieces(load, int(load[-1]) // (4 * threads) + 1) if len(new) else ()
+    parts = side_by_side(lambda a, b: _cooccurrences(new[a:b], d, n_terms), spans, threads)
+    found = {k: row for part in parts for k, row in part.items()}
     rows = [d.kept.get(k) or found[k] for k in wanted.tolist()]
     for k, row in found.items():
         if d.population[k] >= KEPT_FROM and d.kept_entries + len(row[0]) <= KEPT_ENTRIES:

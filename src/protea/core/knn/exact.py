@@ -24,7 +24,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from ...errors import InputError
-from ..arrays import I32, cores, nothing
+from ..arrays import I32, cores, divided, nothing
 
 UNIT = 2.0**-24
 ROUNDING = 2.0**-22
@@ -236,10 +236,8 @@ def _decide(first, last, x, is_half, table, squares, l2, donors, aspects, own, g
 def squared_lengths(matrix: npt.NDArray, threads: int) -> npt.NDArray[np.float64]:
     """float64[n]: the squared length of each row of a float16 or float32 matrix."""
     half, out = matrix.dtype == np.float16, np.zeros(len(matrix), dtype=np.float64)
-    x, step = matrix.view(np.uint16) if half else matrix, max(1, -(-len(matrix) // threads))
-    with ThreadPoolExecutor(threads) as pool:
-        parts = range(0, len(matrix), step)
-        list(pool.map(lambda a: _squares(a, min(len(matrix), a + step), x, half, HALF, out), parts))
+    x = matrix.view(np.uint16) if half else matrix
+    divided(lambda a, b: _squares(a, b, x, half, HALF, out), len(matrix), threads)
     return out
 
 
