@@ -55,13 +55,13 @@ from objectstore import BUCKET, KEY, SECRET, ObjectStore, program  # noqa: E402
 from protea import ingest  # noqa: E402
 from protea.catalog import Dataset, Job, JobEvent, Minijob, open_catalog, upgrade  # noqa: E402
 from protea.catalog.embedded import EmbeddedServer  # noqa: E402
+from protea.collecting import gc  # noqa: E402
 from protea.core.operations.export_research_dataset import read_manifest, whole  # noqa: E402
 from protea.errors import ProteaError, UserError  # noqa: E402
 from protea.exporting import tidy  # noqa: E402
 from protea.jobs import rows  # noqa: E402
 from protea.jobs.local import submit  # noqa: E402
 from protea.settings import Settings  # noqa: E402
-from protea.upkeep import gc  # noqa: E402
 from worlds import TABLES, random_settings, random_world  # noqa: E402
 
 WAYS = ("minijobs", "in place", "queued")

@@ -26,7 +26,7 @@ from faults import ENDS, KILLED, Disk
 from faults import KINDS as FAULTS
 from killing import Child, FileRows, Outcome, fixed_commit, small_world
 from product import Product, contents
-from protea import ingest, upkeep
+from protea import collecting, ingest, upkeep
 from protea.catalog import INPUTS, open_catalog
 from protea.core.alignment_cache import AlignmentCache
 from protea.core.operations.export_minijobs import partition, run, validate
@@ -417,6 +417,6 @@ def test_an_export_without_its_connection(settings: Settings, tmp_path: Path, ta
                 left = catalog.datasets()
             if left:
                 remove(lambda kind, **what: None)
-            upkeep.gc(settings)
+            collecting.gc(settings)
             assert {p.name for p in settings.datasets_dir.iterdir()} == {".lock"}
     assert table["export: its job and row", "commit", when] > 1

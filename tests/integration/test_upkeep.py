@@ -19,7 +19,7 @@ from test_cli import Home
 from test_damage import flip
 from test_ingest import KILLED, environment, npz
 
-from protea import ingest, upkeep
+from protea import collecting, ingest, upkeep
 from protea.catalog import open_catalog
 from protea.core.fs import own_dir
 from protea.errors import ConfigError, NotFoundError, StorageError
@@ -273,18 +273,18 @@ def test_killed_loads_and_unreferenced_objects(settings: Settings, tmp_path: Pat
     subprocess.run([sys.executable, "-c", KILLED, "before the row", "embeddings", path], env=environment(settings))
     (place,) = (settings.storage / "tmp").glob("load-*")
     (orphan,) = (settings.storage / "objects" / "embeddings").iterdir()
-    found, _ = upkeep.gc(settings, dry_run=True)
+    found, _ = collecting.gc(settings, dry_run=True)
     assert [one.path for one in found] == [str(place)]
-    upkeep.gc(settings)
+    collecting.gc(settings)
     assert not place.exists()
     assert not orphan.exists()
     row = ingest.load_embeddings(settings, path, name="v").row
     kept = settings.storage / "objects" / "embeddings" / row.object_digest
     shutil.copytree(kept, orphan.with_name("0" * 64))
     shutil.copytree(kept, aged(shutil.copytree(kept, orphan.with_name("1" * 64)), 15 * DAY).with_name("2" * 64))
-    found, remarks = upkeep.gc(settings)
+    found, remarks = collecting.gc(settings)
     assert ([Path(one.path).name for one in found], remarks) == (["1" * 64], [])
-    upkeep.gc(settings, older_than=0)
+    collecting.gc(settings, older_than=0)
     assert [p.name for p in kept.parent.iterdir()] == [row.object_digest]
 
 
@@ -292,10 +292,10 @@ def test_objects_of_another_database(settings: Settings, own_settings: Settings,
     """One home, two databases: what the other one refers to stays, be it the embedded one or a server."""
     mine = ingest.load_proteins(own_settings, tmp_path_fasta(tmp_path), name="p").row
     where = settings.storage / "objects" / "proteins" / mine.object_digest
-    assert upkeep.gc(settings, older_than=0) == ([], [])  # the embedded one is asked
+    assert collecting.gc(settings, older_than=0) == ([], [])  # the embedded one is asked
     assert where.exists()
     ingest.load_embeddings(settings, npz(tmp_path / "v.npz"), name="v")
-    found, (remark,) = upkeep.gc(own_settings, older_than=0)  # the server cannot be
+    found, (remark,) = collecting.gc(own_settings, older_than=0)  # the server cannot be
     assert found == []
     assert "1 objects without a row were left" in remark
     assert where.exists()
@@ -322,7 +322,7 @@ def test_loading_while_gc_runs(settings: Settings, tmp_path: Path) -> None:
     loading = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), tmp_path], env=env)
     rounds = 0
     while loading.poll() is None:
-        upkeep.gc(settings, older_than=0)
+        collecting.gc(settings, older_than=0)
         rounds += 1
     assert loading.returncode == 0
     assert rounds
@@ -344,7 +344,7 @@ def test_old_alignments(settings: Settings) -> None:
     aged(segments[0], 15 * DAY)
     aged(Path(shutil.copy(segments[1], cache.path / "half.tmp")), 2 * 3600)
     shutil.copy(segments[1], cache.path / "fresh.tmp")
-    found, _ = upkeep.gc(settings)
+    found, _ = collecting.gc(settings)
     assert sorted(Path(one.path).name for one in found) == sorted([segments[0].name, "half.tmp"])
     assert sorted(p.name for p in cache.path.iterdir()) == sorted(
         [s.name for s in segments[1:]] + ["fresh.tmp", "lock"]
@@ -352,10 +352,10 @@ def test_old_alignments(settings: Settings) -> None:
 
 
 def test_ages() -> None:
-    assert [upkeep.seconds(a) for a in ("14d", "36h", "0s", "1.5m", "2w")] == [14 * DAY, 36 * 3600, 0, 90, 14 * DAY]
+    assert [collecting.seconds(a) for a in ("14d", "36h", "0s", "1.5m", "2w")] == [14 * DAY, 36 * 3600, 0, 90, 14 * DAY]
     for wrong in ("", "14", "d", "-1d", "1y"):
         with pytest.raises(ConfigError, match="is no age"):
-            upkeep.seconds(wrong)
+            collecting.seconds(wrong)
 
 
 # ------------------------------------------------------------------------------------------------------- dataset remove

@@ -21,8 +21,8 @@ def gc(
 ) -> None:
     """Remove what nothing refers to: abandoned staging directories, leftovers of killed commands, objects without an
     input, alignments nobody has asked for. What a running command holds, or a job is queued for, stays."""
-    from protea.upkeep import gc as collect
-    from protea.upkeep import seconds
+    from protea.collecting import gc as collect
+    from protea.collecting import seconds
 
     found, remarks = collect(read_settings(), older_than=seconds(older_than), dry_run=dry_run)
     total = sum(one.bytes for one in found)
