@@ -75,6 +75,8 @@ def plan(
         warnings.append(
             f"the name {resolved.name!r} is taken by another dataset; a run needs --replace or another name"
         )
+    if not (place := room.existing(staging.path.parent)).is_dir():
+        warnings.append(f"{place} is no directory: no export can be staged there (see PROTEA_EXPORT_RESUME_DIR)")
     sets: dict[Any, annotation_set.AnnotationSet] = {}
     sizes: list[room.CutSize] = []
     memory = 0

@@ -169,3 +169,16 @@ def test_explain_compares_with_the_nearest_run(loaded: tuple[Settings, World]) -
         "world", settings=settings, overrides={"k": 7, "metric": "cosine", "distance_threshold": 0.5}
     )
     assert {tuple(c["changes"]) for c in found.cuts} == {("settings.distance_threshold: null -> 0.5",)}
+
+
+def test_a_plan_says_that_staging_has_no_place(loaded: tuple[Settings, World], tmp_path: Path) -> None:
+    """What a run would end with."""
+    settings, world = loaded
+    (tmp_path / "file").write_text("")
+    elsewhere = settings.model_copy(update={"export_resume_dir": tmp_path / "file" / "staging"})
+    warned, plain = (planning.plan(settings=s, **world.names()).warnings for s in (elsewhere, settings))
+    assert [w for w in warned if w not in plain] == [
+        f"{tmp_path / 'file'} is no directory: no export can be staged there (see PROTEA_EXPORT_RESUME_DIR)"
+    ]
+    with pytest.raises(StorageError, match="file"):
+        protea.export(settings=elsewhere, **world.names())
