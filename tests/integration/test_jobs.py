@@ -478,6 +478,32 @@ def test_the_database_is_restarted(small: World, tmp_path: Path, hook: Hook) -> 
         assert {m.attempt for m in farm.minijobs(job)} == {1}
 
 
+def test_connections_are_cut(small: World, tmp_path: Path, hook: Hook) -> None:
+    """All of them, several times a second, wherever workers and children are just then: nothing fails, the same bytes."""
+    with farm_with_server(small, tmp_path, export_minijobs=True, export_queries_per_block=1) as (farm, _):
+        serial = reference(farm)
+        hook.set("slow")
+        workers = [farm.worker("--processes", "2", **hook.variables), farm.worker(**hook.variables)]
+        farm.until(lambda: len(farm.workers()) == 2)
+        job = farm.submit()
+        chance, cut = random.Random(7), 0
+        with open_catalog(farm.settings) as catalog:
+            while farm.job(job).state in ("queued", "running") and cut < (400 if ALL else 60):
+                time.sleep(chance.uniform(0, 0.3))
+                with catalog.session() as session:
+                    all_others = text(
+                        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                        " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+                    )
+                    cut += session.execute(all_others).scalar_one()
+        assert farm.ended(job).state == "succeeded", farm.logs()
+        assert cut > 20
+        assert farm.dataset() == serial
+        assert len(farm.events(job, "export.published")) == 1
+        assert not farm.events(job, "minijob.failed")
+        assert all(w.poll() is None for w in workers), farm.logs()
+
+
 def test_an_embedded_server_that_dies_is_started_again(small: World, tmp_path: Path, hook: Hook) -> None:
     with farm_of(Settings(home=tmp_path / "home"), small, tmp_path) as farm:
         hook.set(f"hold-{TRAIN}")

@@ -187,3 +187,37 @@ def test_what_a_process_passes_over_comes_by_its_own_queue(settings: Settings) -
         assert searching.claim()
         assert searching.began == ["v1-v2/knn/1"]
         assert left(catalog) == 0
+
+
+def test_a_write_that_is_left_is_done_by_others(settings: Settings) -> None:
+    """Its process was stopped: others finish that cut before they begin another one, and other jobs do not wait for it."""
+    with open_catalog(settings) as catalog:
+        catalog.prepare_queue()
+        job = begun(catalog, [1, 3, 3])
+        a, b = Process(catalog, "a"), Process(catalog, "b")
+        while "v1-v2/write" not in a.began:
+            for w in (a, b):
+                if w.lease is not None:
+                    assert rows.done(catalog, w.lease, rows=1)
+                    w.lease = None
+                assert w.fetch()
+                assert w.claim()
+        assert a.lease is not None
+        assert rows.put_back(catalog, a.lease, "stopped")
+        begun(catalog, [1])
+        with catalog.session() as session:
+            late = "UPDATE minijob SET heartbeat_at = heartbeat_at - interval '3 seconds' WHERE stage = 'write'"
+            session.execute(text(late))
+        so_far = len(b.began)
+        for _ in range(3):
+            assert b.lease is not None
+            assert rows.done(catalog, b.lease, rows=1)
+            assert b.fetch()
+            assert b.claim()
+        assert b.began[so_far:] == [
+            "v1-v2/write",
+            "v1-v2/knn/0",
+            "v1-v2/features/0",
+        ]  # then the first cut of the other job
+        assert b.lease is not None
+        assert b.lease.job != job

@@ -1,6 +1,6 @@
 """Small array tools shared by the core: CSR gathers, sorted-key lookups, block iteration.
 
-Called by the ground truth, donors, votes, features and the cut; calls numpy only.
+Called all over the core; calls numpy only.
 """
 
 import itertools

@@ -145,8 +145,11 @@ class Blocks:
 def _write_batches(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
     """Batches of one schema as an Arrow file; it has no batch when there are none."""
     first = next(batches, None)
-    with fs.create(path) as f, ipc.new_file(f, first.schema if first else pa.schema([]), options=_WRITE) as out:
-        for batch in itertools.chain([first] if first else [], batches):
+    with (
+        fs.create(path) as f,
+        ipc.new_file(f, first.schema if first is not None else pa.schema([]), options=_WRITE) as out,
+    ):
+        for batch in itertools.chain([] if first is None else [first], batches):
             out.write_batch(batch)
 
 

@@ -121,7 +121,7 @@ def _frequency(aspects, ptr, term, aspect, closure_ptr, closure, is_root, expand
     return out
 
 
-def offered(d: Donors, onto: Ontology, proteins: I32, expand: bool, threads: int = 1) -> tuple[I64, I32, I32]:
+def offered(d: Donors, onto: Ontology, proteins: I32, expand: bool, threads: int) -> tuple[I64, I32, I32]:
     """A(r, ·) of `proteins` as (ptr int64[len+1], term int32, best int32), terms ascending."""
     ptr = np.zeros(len(proteins) + 1, dtype=np.int64)
     if not expand:

@@ -18,7 +18,8 @@ from .schema import schema_digest
 from .staging import digest
 
 CUT_VERSION = 1
-"""Bumped by hand when the rows of a cut change for the same inputs and settings."""
+"""Bumped by hand when the rows of a cut change for the same inputs and settings, or the words of a column (evidence codes,
+relations, aspects, categories) their order, since the blocks of a cut hold codes."""
 
 ASSEMBLY_VERSION = 1
 

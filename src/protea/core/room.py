@@ -86,7 +86,8 @@ def _file(kinds: Iterable[object], columns: int, n: int, files: int = 1) -> int:
 def needs(cuts: Sequence[CutSize]) -> tuple[int, int]:
     """Bytes that a run has still to write, at most at one time: into staging, and for the dataset.
 
-    While a cut is finished its blocks are there too, and when the dataset is assembled all cuts are.
+    While a cut is finished its blocks are there too (as large as its shards), and when the dataset is assembled all cuts
+    are. Processes that finish other cuts at the same moment would need the room for theirs once more.
     """
     todo = [c for c in cuts if not c.there]
     staging = sum(c.shards + c.near for c in todo) + max((c.shards for c in todo), default=0)
@@ -118,10 +119,11 @@ def check(runner: CutRunner, staging: Staging, datasets_dir: Path) -> None:
     if not _missing(needs([*sizes.values(), *most]), staging.path, datasets_dir):
         return
     plain = without_families(runner.config)
-    for cut in todo:
+    if todo:
         shared = replace(runner.shared, config=plain, alignments=None)
-        p = prepare(cut, shared, *runner.sets(cut))
-        sizes[cut.pair] = size_of(runner.config, expected_rows(p), p)
+        for cut in todo:
+            p = prepare(cut, shared, *runner.sets(cut))
+            sizes[cut.pair] = size_of(runner.config, expected_rows(p), p)
     if missing := _missing(needs(list(sizes.values())), staging.path, datasets_dir):
         raise DiskError(missing, hint="make room, or set PROTEA_HOME or PROTEA_EXPORT_RESUME_DIR to a larger disk")
 

@@ -194,5 +194,5 @@ class CutRunner:
 
 
 def rows_of(stage: Stage) -> int:
-    """The rows of a finished cut or block."""
+    """The rows of a finished cut."""
     return sum(stage.files[c].rows for c in CATEGORIES)

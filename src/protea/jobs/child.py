@@ -34,6 +34,9 @@ from protea.jobs.rows import Lease
 from protea.settings import Settings
 
 if TYPE_CHECKING:
+    from protea.core.bucket import Bucket
+    from protea.core.config import ExportConfig
+    from protea.core.keys import ExportInputs
     from protea.core.operations.export_minijobs import Context
 
 T = TypeVar("T")
@@ -155,7 +158,7 @@ class Child:
         from protea.core.operations.export_research_dataset import export_research_dataset, read_manifest
 
         assert self.catalog is not None
-        config, inputs = resolve(settings_of(lease.config), self.catalog, self.settings)
+        config, inputs, bucket = self._inputs(lease)
         cache = alignment_cache(self.settings) if config.compute_alignments else None
         path = export_research_dataset(
             config,
@@ -173,13 +176,19 @@ class Child:
             commit_guard=self._guard,
             # a process of another machine may be paused and keep its lock; what it may commit is the lease's affair
             shared=self.settings.remote is not None,
-            bucket=bucket_of(self.settings, self.catalog),
+            bucket=bucket,
         )
         for problem in cache.problems if cache else ():
             self.tell("export.warning", text=problem)
         manifest = read_manifest(path, self.settings.remote) or {}
         made = sum(manifest.get(f"n_{split}_rows", 0) for split in ("train", "eval"))
         return {"last": True, "artefact": str(path), "rows": made}
+
+    def _inputs(self, lease: Lease) -> "tuple[ExportConfig, ExportInputs, Bucket | None]":
+        """What the catalogue says of the lease's job."""
+        catalog, settings = self.catalog, self.settings
+        assert catalog is not None
+        return patiently(lambda: (*resolve(settings_of(lease.config), catalog, settings), bucket_of(settings, catalog)))
 
     def _run(self, lease: Lease) -> dict[str, Any]:
         from protea.core.operations.export_minijobs import MiniJob, run
@@ -196,7 +205,7 @@ class Child:
         key = (lease.job, json.dumps([lease.config, lease.options], sort_keys=True))
         if self._context is None or self._context[0] != key:
             self._context = None  # free the old one first
-            config, inputs = resolve(settings_of(lease.config), self.catalog, self.settings)
+            config, inputs, bucket = self._inputs(lease)
             context = Context(
                 config,
                 inputs,
@@ -209,7 +218,7 @@ class Child:
                 cancelled=self.stopped.is_set,
                 commit_guard=self._guard,
                 replace=bool(lease.options.get("replace")),
-                bucket=bucket_of(self.settings, self.catalog),
+                bucket=bucket,
             )
             self._context = (key, context)
         context = self._context[1]

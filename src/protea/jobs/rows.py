@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, case, exists, func, or_, select, update
+from sqlalchemy import and_, case, exists, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased
 
@@ -25,6 +25,8 @@ ATTEMPTS = 3
 """A minijob that failed so often fails its job."""
 LOSSES = 30
 """A minijob whose worker or child was killed so often fails its job: being killed is nobody's fault, up to a point."""
+LEFT = "2 seconds"
+"""A write that is queued for so long is not done by the process that did the rest of its cut."""
 OPEN = ("waiting", "queued", "running")
 
 
@@ -84,9 +86,9 @@ def claim(catalog: Catalog, minijob: int, owner: str, worker: int, child: str, *
           stages: Iterable[str] = tuple(queue.QUEUES), before: Lease | None = None) -> Lease | None:  # fmt: skip
     """Start a minijob for a delivery; None when there is nothing to do (done, taken, cancelled: a repeated delivery).
 
-    A delivery of one that was tried before brings just that one. Any other stands for all of its job and of these `stages`
-    that wait for their first try: best is one of the cut that `before`, the last of this process, was about, for its
-    inputs are in memory; then one of a cut that nobody has begun.
+    A delivery of a coordinator, or of one that was tried before, brings just that one. Any other stands for all of its job
+    and of these `stages` that wait for their first try: best is a write that was left; then one of the cut that `before`,
+    the last of this process, was about, for its inputs are in memory; then one of a cut that nobody has begun.
     """
     with catalog.session() as session:
         found = session.get(Minijob, minijob)
@@ -126,14 +128,17 @@ def _best(session: Session, job: uuid.UUID, stages: Iterable[str], before: str |
     fresh = and_(Minijob.state == "queued", Minijob.attempt == 0, Minijob.stage.in_(list(stages)))
     running, to_begin = (func.count().filter(which) for which in (Minijob.state == "running", fresh))
     begun = func.count().filter(or_(Minijob.attempt > 0, Minijob.state == "done"))
-    query = select(Minijob.cut, begun, running, to_begin).where(*of_job).group_by(Minijob.cut)
-    found = [row for row in session.execute(query.order_by(func.min(Minijob.id))) if row[3]]
+    left = func.count().filter(
+        fresh, Minijob.stage == "write", Minijob.heartbeat_at < func.now() - text(f"interval '{LEFT}'")
+    )
+    query = select(Minijob.cut, left, begun, running, to_begin).where(*of_job).group_by(Minijob.cut)
+    found = [row for row in session.execute(query.order_by(func.min(Minijob.id))) if row[4]]
     if not found:
         return None
 
-    def order(row: Any) -> tuple[bool, bool, float]:  # at last the cut with most to do for each process
-        cut, begun, running, to_begin = row
-        return cut != before, begun > 0, -to_begin / (running + 1) if begun else 0
+    def order(row: Any) -> tuple[bool, bool, bool, float]:  # at last the cut with most to do for each process
+        cut, left, begun, running, to_begin = row
+        return not left, cut != before, begun > 0, -to_begin / (running + 1) if begun else 0
 
     stage = case({"write": 0, "features": 1}, value=Minijob.stage, else_=2)  # what is begun is finished first
     best = select(Minijob).where(*of_job, fresh, Minijob.cut == min(found, key=order)[0])

@@ -59,8 +59,11 @@ def beat(catalog: Catalog, worker: int, leases: Mapping[int, Lease], progress: M
             )
             if session.scalar(mine.values(values).returning(Minijob.id)) is not None:
                 held.add(key)
-                if lease.stage == "coordinator" and progress.get(key):
-                    session.execute(update(Job).where(Job.id == lease.job).values(progress=progress[key]))
+    whole = [(leases[k].job, progress[k]) for k in held if leases[k].stage == "coordinator" and progress.get(k)]
+    if whole:  # not in the same transaction: everybody else locks a job before its minijobs
+        with catalog.session() as session:
+            for job, so_far in sorted(whole):
+                session.execute(update(Job).where(Job.id == job, Job.state == "running").values(progress=so_far))
     return known, held
 
 

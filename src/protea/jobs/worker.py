@@ -81,7 +81,8 @@ class _Worker:
         self.say(f"worker {self.owner}: {len(self.slots)} processes on {', '.join(self.queues)}")
         await self.share()
         for slot in self.slots:
-            await slot.start()
+            with contextlib.suppress(OSError):  # what stands in the way is said when there is something to do
+                await slot.start()
         size = 2 * len(self.slots) + 2
         connector = PsycopgConnector(
             conninfo=queue.conninfo(self.catalog.url), min_size=1, max_size=size,
@@ -141,7 +142,7 @@ class _Worker:
 
     async def share(self) -> None:
         """Divide the machine's cores between all processes of all its workers."""
-        self.threads = max(1, cores() // max(1, await asyncio.to_thread(takeover.processes_here, self.catalog)))
+        self.threads = max(1, cores() // max(1, await self.ask(takeover.processes_here)))
 
     def complain(self, e: BaseException) -> None:
         """Say what went wrong in the worker itself, once; it goes on."""
@@ -238,6 +239,7 @@ class _Slot:
         """A fresh child, which gets ready while nothing has been delivered yet."""
         worker = self.worker
         self.child, self.before = await Child.start(worker.settings, worker.threads, worker.max_memory), None
+        self._free_since = time.monotonic()
 
     def doing(self) -> dict[str, Any]:
         lease = self.lease
