@@ -65,6 +65,13 @@ class Process:
             self.began.append(lease.name)
         return lease
 
+    def go_on(self) -> bool:
+        """Finish what it does, and begin what comes next; False when nothing does."""
+        if self.lease is not None:
+            assert rows.done(self.catalog, self.lease, rows=1)
+            self.lease = None
+        return self.fetch() and self.claim() is not None
+
     def step(self, chance: random.Random) -> bool:
         """Go on; False when there is nothing to do."""
         if self.lease is not None:
@@ -126,28 +133,21 @@ def test_every_minijob_is_done_once_whoever_is_given_what(settings: Settings, se
         assert left(catalog) == 0
 
 
-def test_a_process_stays_with_its_cut(settings: Settings) -> None:
+def test_a_process_stays_with_its_cut(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through all stages, since what it has read and prepared serves them all; another one begins another cut."""
+    monkeypatch.setattr(rows, "LEFT", "1 hour")  # however slow this machine is
     with open_catalog(settings) as catalog:
         catalog.prepare_queue()
         job = begun(catalog, [2, 2, 1])
         a, b = Process(catalog, "a"), Process(catalog, "b")
         while catalog.jobs.get(job).state == "running":
             for w in (a, b):
-                if w.lease is not None:
-                    assert rows.done(catalog, w.lease, rows=1)
-                    w.lease = None
-                if w.fetch():
-                    w.claim()
+                w.go_on()
         first = [f"v{{0}}-v{{1}}/{s}" for s in ("knn/0", "features/0", "knn/1", "features/1", "write")]
         assert a.began[:5] == [name.format(1, 2) for name in first]
         assert b.began[:5] == [name.format(2, 3) for name in first]
-        assert set(a.began[5:]) | set(b.began[5:]) == {
-            "v3-v4/knn/0",
-            "v3-v4/features/0",
-            "v3-v4/write",
-            "dataset/write",
-        }
+        rest = {"v3-v4/knn/0", "v3-v4/features/0", "v3-v4/write", "dataset/write"}
+        assert {*a.began[5:], *b.began[5:]} == rest
 
 
 def test_processes_share_a_cut_when_there_is_no_other(settings: Settings) -> None:
@@ -157,14 +157,9 @@ def test_processes_share_a_cut_when_there_is_no_other(settings: Settings) -> Non
         begun(catalog, [2, 5])
         four = [Process(catalog, str(i), ("knn",)) for i in range(4)]
         for w in four:
-            assert w.fetch()
-            assert w.claim()
+            assert w.go_on()
         assert [w.began for w in four] == [["v1-v2/knn/0"], ["v2-v3/knn/0"], ["v2-v3/knn/1"], ["v2-v3/knn/2"]]
-        assert four[0].lease is not None
-        rows.done(catalog, four[0].lease, rows=1)
-        four[0].lease = None
-        assert four[0].fetch()
-        assert four[0].claim()
+        assert four[0].go_on()
         assert four[0].began[-1] == "v1-v2/knn/1"
 
 
@@ -174,50 +169,35 @@ def test_what_a_process_passes_over_comes_by_its_own_queue(settings: Settings) -
         catalog.prepare_queue()
         begun(catalog, [2])
         every, searching = Process(catalog, "every"), Process(catalog, "searching", ("knn",))
-        assert every.fetch()
-        lease = every.claim()
-        assert lease is not None
+        assert every.go_on()
         with catalog.session() as session:  # it fetches the other search before the features are queued
             session.execute(text("UPDATE procrastinate_jobs SET priority = 5"))
-        assert rows.done(catalog, lease, rows=1)
-        assert every.fetch()
-        assert every.claim()
+        assert every.go_on()
         assert every.began == ["v1-v2/knn/0", "v1-v2/features/0"]
-        assert searching.fetch()
-        assert searching.claim()
+        assert searching.go_on()
         assert searching.began == ["v1-v2/knn/1"]
         assert left(catalog) == 0
 
 
-def test_a_write_that_is_left_is_done_by_others(settings: Settings) -> None:
+def test_a_write_that_is_left_is_done_by_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process was stopped: others finish that cut before they begin another one, and other jobs do not wait for it."""
+    monkeypatch.setattr(rows, "LEFT", "1 hour")
     with open_catalog(settings) as catalog:
         catalog.prepare_queue()
         job = begun(catalog, [1, 3, 3])
         a, b = Process(catalog, "a"), Process(catalog, "b")
         while "v1-v2/write" not in a.began:
-            for w in (a, b):
-                if w.lease is not None:
-                    assert rows.done(catalog, w.lease, rows=1)
-                    w.lease = None
-                assert w.fetch()
-                assert w.claim()
+            assert a.go_on()
+            assert b.go_on()
         assert a.lease is not None
         assert rows.put_back(catalog, a.lease, "stopped")
         begun(catalog, [1])
         with catalog.session() as session:
-            late = "UPDATE minijob SET heartbeat_at = heartbeat_at - interval '3 seconds' WHERE stage = 'write'"
+            late = "UPDATE minijob SET heartbeat_at = heartbeat_at - interval '2 hours' WHERE stage = 'write'"
             session.execute(text(late))
         so_far = len(b.began)
         for _ in range(3):
-            assert b.lease is not None
-            assert rows.done(catalog, b.lease, rows=1)
-            assert b.fetch()
-            assert b.claim()
-        assert b.began[so_far:] == [
-            "v1-v2/write",
-            "v1-v2/knn/0",
-            "v1-v2/features/0",
-        ]  # then the first cut of the other job
+            assert b.go_on()
+        assert b.began[so_far:] == ["v1-v2/write", "v1-v2/knn/0", "v1-v2/features/0"]  # of the other job, the last two
         assert b.lease is not None
         assert b.lease.job != job
