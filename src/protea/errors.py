@@ -5,16 +5,21 @@ Every layer raises these; the command line prints them as one line and exits wit
 """
 
 
+def _one_line(text: str) -> str:
+    """What a file or a library put into a message may break it, or steer a terminal: such characters are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class ProteaError(Exception):
-    """Something went wrong inside PROTEA or on the machine it runs on."""
+    """Something went wrong inside PROTEA or on the machine it runs on. The message becomes one line of printable text."""
 
     code = "internal"
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = _one_line(message)
+        self.hint = hint and _one_line(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points, version
@@ -431,14 +432,17 @@ def test_start_up_imports_little(settings: Settings, args: list[str], without: s
     assert done.stdout.splitlines()[-1] == "LOADED"
 
 
+@pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_load_leaves_nothing(home: Home, number: signal.Signals, code: int) -> None:
-    fifo = home.path / f"{code}.gaf"
+def test_interrupted_load_leaves_nothing(home: Home, number: signal.Signals, code: int, after: float) -> None:
+    """Also while it waits for a pipe out of which nothing comes."""
+    fifo = home.path / f"{code}-{after}.gaf"
     os.mkfifo(fifo)
     process = home.start("load", "annotations", fifo, "--source", "never", "--version", "1")
     with fifo.open("wb") as f:  # open once the load has come to read it
         f.write(b"!gaf-version: 2.2\n")
         f.flush()
+        time.sleep(after)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")

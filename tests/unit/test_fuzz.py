@@ -26,7 +26,11 @@ def test_every_input_gives_a_result_or_one_line(reader: str, tmp_path: Path) -> 
 
 
 def test_a_reader_that_crashes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fuzzer itself: another exception, one that ends the process, a block size that matters."""
+    """The fuzzer itself: another exception, an error of several lines, a block size that matters."""
+
+    class Torn(InputError):
+        def __str__(self) -> str:
+            return "two\nlines"
 
     def read(path: Path, block_size: int) -> object:
         data = path.read_bytes()
@@ -34,7 +38,7 @@ def test_a_reader_that_crashes_is_found_out(tmp_path: Path, monkeypatch: pytest.
             raise KeyError("x")
         if len(data) % 3 == 1:
             return block_size
-        raise InputError("two\nlines")
+        raise Torn("")
 
     monkeypatch.setitem(fuzz.READERS, "config", (read, True))
     found = fuzz.fuzz("config", 5, 1, tmp_path, at_most=40)["crashes"]

@@ -199,6 +199,15 @@ def test_parquet_malformed_rows_and_restriction(tmp_path):
     assert report.not_in_proteins == 1
 
 
+def test_a_refusal_is_one_line_whatever_the_columns_are_called(tmp_path):
+    """Found by fuzzing: a flipped byte made a line break of a column's name."""
+    path = parquet(tmp_path, **{"accession": ["P1"], "go\n~d": ["GO:0005515"], "\x1b[31m\u202e": [1]})
+    with pytest.raises(InputError) as error:
+        load(tmp_path, path)
+    assert r"(there is: accession, go\n~d, \x1b[31m\u202e)" in str(error.value)
+    assert str(error.value).isprintable()
+
+
 def test_parquet_refusals(tmp_path):
     with pytest.raises(InputError, match="row 3: the score of P1 for GO:0005515 is nan"):
         load(tmp_path, parquet(tmp_path, accession=["P1"] * 3, go_id=["GO:0005515"] * 3, score=[1.0, 0, float("nan")]))

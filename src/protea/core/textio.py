@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import re
+import select
 import stat
 import threading
 from collections.abc import Iterator
@@ -81,6 +82,10 @@ class HashingReader(io.RawIOBase):
             raise limits.too_large(self.name, self.consumed, self._size)
         return filled
 
+    def stop(self) -> None:
+        """End the file here, for a thread that waits in a read of it."""
+        self._raw.stopped = True
+
     def close(self) -> None:
         """Close the file, after the read that a thread of `blocks` may be in."""
         with self._lock:
@@ -90,16 +95,25 @@ class HashingReader(io.RawIOBase):
 
 
 class _Counter(io.RawIOBase):
-    """A binary file that counts the bytes it gave."""
+    """A binary file that counts the bytes it gave. `stopped`: it ends, even while nothing comes out of a pipe."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._file = raw
         self.count = 0
+        self.stopped = False
+        self._pipe: select.poll | None = None
+        if isinstance(raw, io.FileIO) and not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+            self._pipe = select.poll()
+            self._pipe.register(raw.fileno(), select.POLLIN)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:
+        while self._pipe is not None and not self.stopped and not self._pipe.poll(100):
+            pass
+        if self.stopped:
+            return 0
         view = memoryview(buffer).cast("B")
         data = self._file.read(len(view))
         view[: len(data)] = data
@@ -162,10 +176,14 @@ def blocks(
     """
     source = _blocks(reader, size, max_line, reuse)
     with ThreadPoolExecutor(1, "protea-read") as pool:
-        ahead = pool.submit(next, source, None)
-        while (block := ahead.result()) is not None:
+        try:
             ahead = pool.submit(next, source, None)
-            yield block
+            while (block := ahead.result()) is not None:
+                ahead = pool.submit(next, source, None)
+                yield block
+        except BaseException:
+            reader.stop()  # the thread is waited for
+            raise
 
 
 def _blocks(reader: HashingReader, size: int, max_line: int, reuse: bool) -> Iterator[memoryview]:
