@@ -12,6 +12,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -179,6 +180,8 @@ def _parquet(path: Path) -> Source:
     try:
         file = open_parquet(path)
         schema = file.schema_arrow
+        if twice := [name for name, n in Counter(schema.names).items() if n > 1]:
+            raise InputError(f"{where}: more than one column is called {twice[0]!r}", hint="give each a name of its own")
         texts = [f.name for f in schema if _is_text(f.type)]
         lists = [f.name for f in schema if _is_list(f.type)]
         id_name = common.pick(texts, common.ID_NAMES, "accessions", where)
