@@ -181,7 +181,9 @@ def _parquet(path: Path) -> Source:
         file = open_parquet(path)
         schema = file.schema_arrow
         if twice := [name for name, n in Counter(schema.names).items() if n > 1]:
-            raise InputError(f"{where}: more than one column is called {twice[0]!r}", hint="give each a name of its own")
+            raise InputError(
+                f"{where}: more than one column is called {twice[0]!r}", hint="give each a name of its own"
+            )
         texts = [f.name for f in schema if _is_text(f.type)]
         lists = [f.name for f in schema if _is_list(f.type)]
         id_name = common.pick(texts, common.ID_NAMES, "accessions", where)
