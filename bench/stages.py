@@ -6,6 +6,7 @@ A stage is a function of (size, directory, rounds) to rows of the table. Each ru
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -339,6 +340,8 @@ def whole_export(size: str, directory: Path, rounds: int) -> Rows:
     def run() -> None:
         where = {"resume_dir": directory / "resume", "datasets_dir": directory / "datasets"}
         registry.clear()
+        for place in where.values():  # a directory that was kept may have it
+            shutil.rmtree(place, ignore_errors=True)
         export_research_dataset(config, w.inputs(), registry, **where)
 
     with watched() as memory:
