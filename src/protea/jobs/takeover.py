@@ -59,11 +59,11 @@ def beat(catalog: Catalog, worker: int, leases: Mapping[int, Lease], progress: M
             )
             if session.scalar(mine.values(values).returning(Minijob.id)) is not None:
                 held.add(key)
-    whole = [(leases[k].job, progress[k]) for k in held if leases[k].stage == "coordinator" and progress.get(k)]
+    whole = {leases[k].job: progress[k] for k in held if leases[k].stage == "coordinator" and progress.get(k)}
     if whole:  # not in the same transaction: everybody else locks a job before its minijobs
         with catalog.session() as session:
-            for job, so_far in sorted(whole):
-                session.execute(update(Job).where(Job.id == job, Job.state == "running").values(progress=so_far))
+            for job in sorted(whole):
+                session.execute(update(Job).where(Job.id == job, Job.state == "running").values(progress=whole[job]))
     return known, held
 
 
